@@ -20,7 +20,7 @@ from vllm_repro_diagnosis.boot_facts import EVIDENCE_WORDS, evidence_in
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.judgement import Diagnosis, Phase, judge_life
 from vllm_repro_diagnosis.life_signs import BEGINNINGS, ServerLife, boot_marker
-from vllm_repro_diagnosis.log_text import Line, read_lines
+from vllm_repro_diagnosis.log_text import Line, from_the_end, read_lines
 from vllm_repro_diagnosis.outside import report_of
 
 __all__ = ["Diagnosis", "Phase", "diagnose"]
@@ -40,8 +40,13 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
     streams: dict[str, _Container] = {}
     order, later_evidence, deaths = _Order(), set[Evidence](), _LaterDeaths()
     runs, latest = AccessRuns(), dict[str, Line]()
+    readable = isinstance(source, _Readable)
     lines = read_lines(source, runs) if isinstance(source, _Readable) else source
+    kept: list[Line] | None = [] if readable else None  # while they may be the newest first
     for line in lines:
+        if kept is not None:
+            kept.append(line)
+            kept = None if order.rises or len(kept) > _MOST_KEPT else kept
         # Runs of equal access lines are skipped unparsed, see `access_runs`.
         if runs.only is not None:
             later_evidence.add(evidence_in([line]))
@@ -74,10 +79,14 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
     count = deaths.count + sum(server.deaths for server in servers)
     diagnosis = replace(diagnosis, evidence=_evidence(diagnosis, seen), deaths=count)
     if order.broken:
+        if kept and (again := diagnose(from_the_end(kept), we_terminated=we_terminated)).died:
+            return again
         return _without_order(diagnosis, any(server.stopped for server in servers))
     return diagnosis
 
 
+_MOST_KEPT = 20_000
+"""Most lines of a log that are read again from its end."""
 _LATER_DEATHS = (
     *(words.encode() for words in BEGINNINGS),
     *(b"EngineCore encountered a fatal error.", b"EngineCore failed to start."),
@@ -246,11 +255,12 @@ class _Order:
     def __init__(self) -> None:
         self._last: dict[tuple[str, int | str], str] = {}
         self._later = self._earlier = self._headers = self._reversed = 0
-        self._after_frame: set[tuple[str, int | str]] = set()
+        self._after_frame: set[tuple[str, int | str, str]] = set()
 
     def feed(self, line: Line) -> None:
         """Take one line: its time, and whether a traceback's header comes after its frames."""
-        key = (line.stream, line.speaker)
+        # processes without a prefix are told apart by the logging call
+        key = (line.stream, line.speaker, line.source)
         if line.time:
             self.see(line, line.time)
         if "Traceback (most recent call last)" in line.text:
@@ -267,6 +277,11 @@ class _Order:
         self._later += time > before
         self._earlier += time < before
         self._last[key] = time
+
+    @property
+    def rises(self) -> bool:
+        """Return True if a process printed a later time after an earlier one."""
+        return self._later > 0
 
     @property
     def broken(self) -> bool:

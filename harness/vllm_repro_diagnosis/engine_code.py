@@ -39,8 +39,8 @@ _WARMUP = _names("""
     determine_available_memory kernel_warmup profile_cudagraph_memory profile_run warming_up_model
 """)
 STEP = _names("""
-    _process_engine_step engine_step execute_dummy_batch execute_model sample_tokens schedule step
-    step_async step_fn step_with_batch_queue take_draft_token_ids update_from_output
+    _process_engine_step engine_step execute_dummy_batch execute_model run_engine_loop sample_tokens
+    schedule step step_async step_fn step_with_batch_queue take_draft_token_ids update_from_output
 """)
 """Functions of any step: alone they do not show which part of vLLM failed."""
 _BOOT = _names(

@@ -27,15 +27,17 @@ from vllm_repro_diagnosis.engine_code import (
     warming_up,
 )
 from vllm_repro_diagnosis.evidence import Evidence
-from vllm_repro_diagnosis.life_signs import HANDLER_FAILED, ServerLife, Sign, SignKind
+from vllm_repro_diagnosis.life_signs import HANDLER_FAILED, THROWN, ServerLife, Sign, SignKind
+from vllm_repro_diagnosis.log_text import shown
 from vllm_repro_diagnosis.root_cause import Root, find_root
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
-    ENGINE_CORES,
+    UNCAUGHT,
     Frame,
     OpenTraceback,
     Raised,
     bare_name,
+    is_core,
 )
 
 
@@ -113,23 +115,23 @@ class _Case:
     # the caller stopped the server itself; None if unknown
     we_terminated: bool | None
 
-    def line(self, *kinds: SignKind) -> int | None:
+    def line(self, *kinds: SignKind) -> float | None:
         """Return the number of the first line with a sign of one of these kinds, or None."""
         return _first(*(self.life.line_of(kind) for kind in kinds))
 
     @property
-    def engine_missing(self) -> int | None:
+    def engine_missing(self) -> float | None:
         """Return the number of the first line in which the API server reports a dead engine."""
         return self.line(SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD)
 
     @property
-    def first_end(self) -> int | None:
+    def first_end(self) -> float | None:
         """Return the number of the first line that reports the end of any process."""
         other_end = self.line(SignKind.FATAL, SignKind.WORKER_DIED, SignKind.BOOT_FAILED)
         return _first(self.engine_missing, other_end)
 
     @property
-    def stop_asked(self) -> int | None:
+    def stop_asked(self) -> float | None:
         """Return the number of the line that begins an ordered shutdown, before any death."""
         # A 503 of /health does not prove a death, but uvicorn's shutdown after it does not prove
         # a request to stop either.
@@ -162,8 +164,9 @@ class _Case:
         root = self.root
         if root is None or root.of_termination:
             return None
-        worker_died = self.line(SignKind.WORKER_DIED)
-        lost = root.of_consequence and _before(worker_died, root.raised.first_line)
+        ended = self.line(SignKind.WORKER_DIED, SignKind.NATIVE_CRASH)
+        unknown = root.of_unknown_cause and SignKind.NATIVE_CRASH in self.life
+        lost = (root.of_consequence or unknown) and _before(ended, root.raised.first_line)
         return None if lost else root
 
 
@@ -238,12 +241,19 @@ def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
     if root is not None:
         end = Sign(root.raised.first_line, "", root.raised.time or end.time)
     causes = [(raised.first_line, raised.message) for raised in case.raised if raised.native]
-    causes += [(sign.line, sign.text) for kind in _CAUSES if (sign := case.life.first.get(kind))]
+    signs = [
+        case.life.first[kind] for kind in (*_CAUSES, SignKind.NATIVE_CRASH) if kind in case.life
+    ]
+    # the exception that was thrown tells more
+    causes += [(sign.line, sign.text) for sign in signs if not sign.text.startswith(THROWN)]
     line, text = min(causes, default=(0, ""))
     why = diagnosis.why
-    if line and text not in why and (root is None or line < end.line):
-        why = f"{why.rstrip('.')}. Line {line} explains it: {text.partition(_BREAK)[0][:_QUOTE]}"
-    return replace(diagnosis, why=why, line=diagnosis.line or end.line or None, time=end.time)
+    if line and text.rstrip(":") not in why and (root is None or line < end.line):
+        quote = text.partition(_BREAK)[0][:_QUOTE]
+        why = f"{why.rstrip('.')}. Line {shown(line)} explains it: {quote}"
+    return replace(
+        diagnosis, why=why, line=diagnosis.line or shown(end.line) or None, time=end.time
+    )
 
 
 _BREAK = "\n"
@@ -256,20 +266,25 @@ _ENDS = (
 )
 
 
-def _first(*lines: int | None) -> int | None:
+def _first(*lines: float | None) -> float | None:
     """Return the smallest of the line numbers that are not None; None if there are none."""
     return min((line for line in lines if line is not None), default=None)
 
 
-def _before(line: int | None, other: int | None) -> bool:
+def _before(line: float | None, other: float | None) -> bool:
     """Return True if `line` is known, and before `other` if that is known."""
     return line is not None and (other is None or line < other)
+
+
+def _leaves(root: Root) -> bool:
+    """Return True if a traceback of the chain leaves an engine's step or boot."""
+    return any(leaves_the_engine(link) for link in root.printed.links)
 
 
 def _left_the_engine(case: _Case) -> bool:
     """Return True if the cause came out of an engine's step or boot: nothing catches it there."""
     cause = case.cause
-    return cause is not None and cause.from_engine and leaves_the_engine(cause.raised)
+    return cause is not None and cause.from_engine and _leaves(cause)
 
 
 def _died(why: str, root: Root | None = None, phase: Phase | None = None) -> Diagnosis:
@@ -309,6 +324,12 @@ def _last_words(case: _Case) -> Diagnosis | None:
     """Judge by the last lines that EngineCore, or the process above a worker, logged as it died."""
     life, root, cause = case.life, case.root, case.cause
     worker, failed = life.first.get(SignKind.WORKER_DIED), life.first.get(SignKind.BOOT_FAILED)
+    crash = life.first.get(SignKind.NATIVE_CRASH)
+    reported = case.line(SignKind.WORKER_DIED, SignKind.FATAL, SignKind.BOOT_FAILED)
+    crashed = crash and life.survived_until < crash.line < (reported or 0)
+    if crash is not None and crashed and cause is None and not case.ordered:
+        lost = worker is not None and SignKind.BOOT_FAILED not in life
+        return replace(_crash(crash), lost_worker=lost)
     # In a text of several servers another one may have been ready.
     late = failed is not None and failed.line > life.survived_until and not case.ordered
     if failed is not None and (late or not life.ready):
@@ -361,6 +382,12 @@ def _signal_suffix(text: str) -> str:
     return f" ({signal.Signals(code).name}{': ' + meaning if meaning else ''})"
 
 
+def _crash(crash: Sign, root: Root | None = None) -> Diagnosis:
+    """Return the diagnosis of a crash in native code, with what C++ code threw if known."""
+    text = _named(root) if root is not None and root.raised.native else crash.text
+    return _died(f"A process crashed in native code: {text.rstrip(':')}", root)
+
+
 def _silent_end(case: _Case) -> Diagnosis | None:
     """Judge an EngineCore that ended without logging it, as the API server noticed."""
     life = case.life
@@ -394,6 +421,8 @@ def _silent_end(case: _Case) -> Diagnosis | None:
             "EngineCore reports that another process ended; what ended it came before this part of "
             "the log."
         )
+    if silent := life.first.get(SignKind.NO_HEARTBEAT):
+        return _died(f"The engine did not answer the API server, which gave it up: {silent.text}.")
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         how = f"; it crashed in native code ({crash.text})"
     elif any(kind in life for kind in _CAUSES):
@@ -418,12 +447,12 @@ def _uncaught(case: _Case) -> Diagnosis | None:
             why = f"This rank lost its peer, and only the peer's log can show why: {_named(cause)}."
             return _undecided(why, cause)
         return _died(f"An exception left the engine's own loop: {_named(cause)}.", cause)
-    if case.ordered:
-        return None
     if cause is not None and _by_fatal_logger(case, cause.raised):
         return _died(f"EngineCore logged this as it died: {_named(cause)}.", cause)
+    if case.ordered:
+        return None
     if crash := life.first.get(SignKind.NATIVE_CRASH):
-        return _died(f"A process crashed in native code: {crash.text}", cause)
+        return _crash(crash, cause)
     return None if life.ready else _death_at_start(case, frozenset())
 
 
@@ -434,17 +463,27 @@ def _death_at_start(case: _Case, but: frozenset[str]) -> Diagnosis | None:
     """
     for raised in case.raised:
         # The interpreter prints an uncaught exception without a level, with the program's frames.
-        if raised.level or not starting(frozenset(raised.functions) - but):
+        of_program = starting(frozenset(raised.functions) - but) and not raised.of_side_thread
+        if raised.level or not (of_program or raised.headline == UNCAUGHT):
             continue
         if _is_exit(raised):
             return None
         last = Root(raised=raised.links[0] if raised.explicit else raised)
+        if "failed to be inspected" in last.message:
+            last = _inspected(case, raised) or last
         how = "The server ended while it booted"
         if case.life.first_engine_line is None:
             how = "The server refused to start"
         why = f"{how}, before an engine served: {_named(last)}."
         return _died(why, last, Phase.BOOT)
     return None
+
+
+def _inspected(case: _Case, raised: Raised) -> Root | None:
+    """Return the exception of the subprocess that inspects a model, as logged before `raised`."""
+    logged = (each for each in case.raised if each.first_line < raised.first_line)
+    errors = [each for each in logged if "registry.py:" in each.source and each.level == "ERROR"]
+    return Root(raised=errors[-1]) if errors else None
 
 
 _SURVIVED = ("Invocation of ", "Unexpected error pre-processing", "Traceback")
@@ -458,8 +497,7 @@ def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
     The same file logs failures of single calls, but those have a headline.
     """
     return (
-        raised.process.startswith(ENGINE_CORES)
-        and raised.source.rpartition("/")[2].startswith("core.py:")
+        is_core(raised.process, raised.source)
         and raised.level in ("ERROR", "CRITICAL")
         and not raised.headline.startswith(_SURVIVED)
         and not _OF_ONE_CALL.intersection(raised.functions)
@@ -502,7 +540,7 @@ def _multiprocessing(case: _Case) -> Diagnosis | None:
         if _PROCESS.match(cut.headline) and LOOPS.intersection(cut.functions):
             why = "An exception ended a process of the engine, as multiprocessing reports; the end "
             return replace(
-                _died(f"{why}of its traceback is cut off.", case.cause), line=cut.last_line
+                _died(f"{why}of its traceback is cut off.", case.cause), line=shown(cut.last_line)
             )
     return None
 
@@ -523,7 +561,7 @@ def _pasted(case: _Case) -> Diagnosis | None:
     if script := _failed_script(replace(case, root=None)):
         return script
     if crash := life.first.get(SignKind.NATIVE_CRASH):
-        return _died(f"A process crashed in native code: {crash.text}", root)
+        return _crash(crash, root)
     reported = any(raised.reports_dead_engine for raised in case.raised)
     missing = reported or case.engine_missing is not None
     quoted = life.quoted and root is not None and bool(root.raised.frames)
@@ -532,7 +570,7 @@ def _pasted(case: _Case) -> Diagnosis | None:
         return _died(f"The text reports that the engine died{cause}.", root)
     if root is None:
         return None
-    if leaves_the_engine(root.raised):
+    if _leaves(root):
         why = "An exception left the engine's step or boot, where nothing catches it"
         return _died(f"{why}: {_named(root)}.", root)
     functions = frozenset(root.raised.functions)
@@ -634,6 +672,9 @@ def _open_end(case: _Case) -> Diagnosis:
     if oom := life.first.get(SignKind.OOM_NAMED):
         why = "The kernel killed a process like vLLM's, perhaps of another server"
         return _undecided(f"{why}: {oom.text}")
+    if peer := life.first.get(SignKind.PEER_LOST):
+        why = "This rank lost its peer, and only the peer's log can show why"
+        return _undecided(f"{why}: {peer.text}")
     if life.finder.unread > life.survived_until and (life.ready or life.booted):
         return _undecided(
             "A traceback in this log has no frames that can be read: give the log as the server "
@@ -652,6 +693,8 @@ def _open_end(case: _Case) -> Diagnosis:
             "This part of a log shows neither a boot nor an answered request: paste it from the "
             f"boot on. {_LOOK}"
         )
+    if any(cut.functions for cut in case.unfinished):
+        return _undecided("The traceback in this text ends before its exception: paste it whole.")
     return _undecided("There is neither a server's log nor a server's traceback in this text.")
 
 
@@ -668,7 +711,7 @@ def _silence(case: _Case) -> Diagnosis:
         state = "answering requests" if any(life.busy.values()) else "without a failure"
     last, where = life.last_line, ""
     if last is not None:
-        where = f" (line {last.number}{', ' + last.stamp if last.stamp else ''})"
+        where = f" (line {shown(last.number)}{', ' + last.stamp if last.stamp else ''})"
     why = f"The server was {state} where this log ends{where}: it may run on, or have been killed"
     return replace(_undecided(f"{why}. {_LOOK}"), open_end=True)
 
@@ -690,11 +733,23 @@ nothing failed before it.
 """
 
 
+_FAILURE = re.compile(r"(?i)error|not found|fail|cannot|no such|denied|unable|missing")
+
+
+def telling_line(message: str) -> str:
+    """Return the first line of a message; if it only announces the next ones, the worst of them."""
+    first, *lines = message.strip().split("\n")
+    if first.endswith(":") and lines:
+        return next(filter(_FAILURE.search, lines), lines[0]).strip()
+    return first
+
+
 def _named(root: Root | None) -> str:
     """Return words for an exception: its class, its function and the first line of its message."""
     if root is None:
         return "the exception behind it is not in this log"
-    first = root.message.strip().partition("\n")[0]
+    first, told = root.message.strip().partition("\n")[0], telling_line(root.message)
+    first += "" if told == first else f" {told}"
     short = first if len(first) <= 160 else first[:159] + "…"
     name = bare_name(root.raised.exception)
     if not root.class_known:
@@ -703,27 +758,51 @@ def _named(root: Root | None) -> str:
     return f"{name}{where}{': ' + short if short else ''}".rstrip(".")
 
 
+def _names_in(links: tuple[Raised, ...]) -> frozenset[str]:
+    """Return the names of the functions in all links of a chain."""
+    return frozenset(name for link in links for name in link.functions)
+
+
+def _tells_phase(functions: frozenset[str]) -> bool:
+    """Return True if the functions show what the engine did."""
+    return warming_up(functions) or stepping(functions) or booting(functions)
+
+
+def _in_engine(case: _Case, raised: Raised) -> bool:
+    """Return True if an engine raised it after its last answer."""
+    return Root(raised=raised).from_engine and raised.first_line > case.life.survived_until
+
+
 def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
     """Return the engine's phase (boot, request, …) by the root's functions or the log's signs."""
     life = case.life
-    links = () if diagnosis.root is None else diagnosis.root.raised.links
-    functions = frozenset(name for link in links for name in link.functions)
+    links = () if diagnosis.root is None else diagnosis.root.printed.links
+    functions = _names_in(links)
+    if diagnosis.died:
+        # another exception of the engine may show what it did, such as a wrapper's
+        others = (_names_in(raised.links) for raised in case.raised if _in_engine(case, raised))
+        functions = next(filter(_tells_phase, (functions, *others)), functions)
     if warming_up(functions):
         return Phase.WARMUP
     in_worker = any(frame.file.startswith(_WORKER_FILES) for frame in diagnosis.frames)
     if stepping(functions):
         return Phase.REQUEST
     # Another service in the text may have been ready before.
-    if booting(functions) or (not functions and SignKind.BOOT_FAILED in life):
+    in_boot = any(link.headline.endswith("EngineCore failed to start.") for link in links)
+    if booting(functions) or in_boot or (not functions and SignKind.BOOT_FAILED in life):
         return Phase.BOOT
     if (life.ready and in_worker) or SignKind.DUMP in life:
         return Phase.REQUEST
-    if not life.ready:
+    asked = life.open and diagnosis.died
+    if not life.ready and not asked:
         failed = SignKind.BOOT_FAILED in life
         return Phase.BOOT if failed or (life.booted and not life.headless) else None
     waited = any(raised.of_dead_engine and "generate" in raised.functions for raised in case.raised)
     broken = SignKind.STREAM_FAILED in life and diagnosis.died
-    serving = waited or broken or SignKind.SERVER_ERROR in life or any(life.busy.values())
+    serving = waited or broken or asked or SignKind.SERVER_ERROR in life or any(life.busy.values())
+    # a server that closes logs each stream that failed
+    if diagnosis.died and life.open is None and not serving and SignKind.CLOSED not in life:
+        return None
     return Phase.REQUEST if serving else Phase.IDLE
 
 

@@ -33,10 +33,12 @@ class SignKind(StrEnum):
     ENGINE_GONE = "engine-gone"  # the API server missed EngineCore before anybody asked it to stop
     ENGINE_DEAD = "engine-dead"  # EngineDeadError, or its text in an answer
     NATIVE_CRASH = "native-crash"
+    NO_HEARTBEAT = "no-heartbeat"  # the engine did not answer the API server, to 0.10
     HEALTH_503 = "health-503"
     SERVER_ERROR = "server-error"  # a request was answered with 5xx
     STREAM_FAILED = "stream-failed"  # a stream broke, whose status 200 was logged at its start
     DUMP = "scheduler-dump"
+    PEER_LOST = "peer-lost"  # torch's store of another rank does not answer
     PARENT_GONE = "parent-gone"  # a worker outlived the process that had started it
     STOP_ASKED = "stop-asked"  # the API server logs a request to stop
     ENGINE_STOP_ASKED = "engine-stop-asked"  # EngineCore logs a request to stop
@@ -70,7 +72,7 @@ _REPORTS = {
     Meaning.EXITED: SignKind.EXITED,
     Meaning.RUNNING: SignKind.RUNNING,
 }
-_REFUTED = set(_REPORTS.values()) - {SignKind.RUNNING}
+_REFUTED = {*_REPORTS.values(), SignKind.PEER_LOST} - {SignKind.RUNNING}
 """Signs that an answer or a token refutes if it comes later."""
 _OTHERS = {*_REPORTS.values(), SignKind.OOM_KILLED, SignKind.OOM_NAMED}
 """Lines of other programs than vLLM."""
@@ -80,11 +82,12 @@ _OTHERS = {*_REPORTS.values(), SignKind.OOM_KILLED, SignKind.OOM_NAMED}
 class Sign:
     """The first log line that shows one `SignKind`: its number, text and time."""
 
-    line: int
+    line: float
     text: str
     time: str = ""
 
 
+THROWN = "terminate called after throwing an instance of "
 HANDLER_FAILED = "AsyncLLM output_handler failed."
 _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("EngineCore failed to start.", SignKind.BOOT_FAILED),
@@ -92,9 +95,10 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("RuntimeError: Engine core initialization failed", SignKind.BOOT_FAILED),
     ("RuntimeError: Engine process failed to start", SignKind.BOOT_FAILED),
     ("[shutdown] MPClient: engine core exited unexpectedly", SignKind.ENGINE_GONE),
-    # this and the next four to 0.10
+    # this and the next five to 0.10
     ("RuntimeError('Engine process (pid", SignKind.ENGINE_GONE),
     ("RuntimeError('Engine loop has died", SignKind.ENGINE_GONE),
+    ("TimeoutError('No heartbeat received from MQLLMEngine", SignKind.NO_HEARTBEAT),
     ("MQLLMEngine is already dead", SignKind.ENGINE_DEAD),
     ("AsyncLLMEngine is already dead", SignKind.ENGINE_DEAD),
     ("AsyncLLMEngine has failed", SignKind.ENGINE_DEAD),
@@ -102,7 +106,7 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("!!!!!!! Segfault encountered", SignKind.NATIVE_CRASH),
     ("*** SIG", SignKind.NATIVE_CRASH),
     ("Fatal Python error: ", SignKind.NATIVE_CRASH),
-    ("terminate called after throwing an instance of ", SignKind.NATIVE_CRASH),
+    (THROWN, SignKind.NATIVE_CRASH),
     ("Dumping scheduler output for model execution: ", SignKind.DUMP),
     ("Parent process exited, terminating worker", SignKind.PARENT_GONE),
     ("[shutdown] API server: ", SignKind.STOP_ASKED),
@@ -132,6 +136,20 @@ _WORDINGS: tuple[tuple[str, SignKind], ...] = (
     (r"Worker \S+ pid \d+ died, exit code: (?!-15\b)", SignKind.WORKER_DIED),
     (r"Engine core proc \S+ died unexpectedly", SignKind.ENGINE_GONE),
     (r"Error in .{0,80}stream\w* generator", SignKind.STREAM_FAILED),
+    # Intel's driver, then Ray, UCX and Open MPI
+    (r"Abort was called at \d+ line in file", SignKind.NATIVE_CRASH),
+    (r"\[[^\]\n]{3,80}\] logging\.cc:\d+: \*\*\* SIG", SignKind.NATIVE_CRASH),
+    (
+        r"\[[^\]\n]{3,80}\] +(?:Caught signal \d+ \(|\*\*\* Process received signal)",
+        SignKind.NATIVE_CRASH,
+    ),
+    (
+        (
+            r"\[W\d[^\]\n]{3,60}\] (?:\[c10d\] (?:recv|send)\w+ failed on SocketImpl"
+            r"|\[PG [^\]\n]{1,80}\] Failed to check the \"should dump\" flag)"
+        ),
+        SignKind.PEER_LOST,
+    ),
     # with its text; else it is prose
     (
         r"(?:[\w.]+\.)?(?:Async|MQ)?EngineDeadError: (?=Engine|Background loop|Task finished)",
@@ -145,6 +163,7 @@ _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
 _FRAME = re.compile(r'File "[^"\n]+", line \d+')
 _CONNECTOR = re.compile(r"kv_connector['\"]?[=:] ?['\"](\w+)['\"]")
+_REQUEST = ("Received request ", "Added request ", "Processed prompts: ")
 _REFUSED = re.compile(r"(?:vllm(?: serve)?|api_server\.py): error: ")
 _STATS = re.compile(
     r"(?:Engine (\d+): |\d+ Engines Aggregated: )?Avg prompt throughput: ([\d.]+) tokens/s, "
@@ -195,7 +214,7 @@ class ServerLife:
         self.of_vllm = False
         # EngineCore or a worker logged an error
         self.engine_error = False
-        self.first_engine_line: int | None = None
+        self.first_engine_line: float | None = None
         # argparse's error, if the command line was refused
         self.usage: str | None = None
         # class of the KV connector; "" if there is none, None if unknown
@@ -210,6 +229,8 @@ class ServerLife:
         self.busy: dict[str, bool] = {}
         # by engine: its last counts in a row that have requests and no new token
         self.stalls: dict[str, int] = {}
+        # a request is open; None if a stream may be open, whose 200 is logged at its start
+        self.open: bool | None = False
         # times since the last token that vLLM logged "No available shared memory broadcast block"
         self.waits = 0
         # the lines without a server's prefix
@@ -222,13 +243,13 @@ class ServerLife:
         self._lines = self._logged = self._prose_length = 0
         self._begun: dict[str, str] = {}
         # the last line with an answer or with tokens
-        self._alive = 0
-        self._answers: deque[int] = deque(maxlen=_SURVIVED)
+        self._alive: float = 0
+        self._answers: deque[float] = deque(maxlen=_SURVIVED)
 
     def __contains__(self, kind: SignKind) -> bool:
         return kind in self.first
 
-    def line_of(self, kind: SignKind) -> int | None:
+    def line_of(self, kind: SignKind) -> float | None:
         """Return the number of the first line with a sign of this kind; None without one."""
         sign = self.first.get(kind)
         return None if sign is None else sign.line
@@ -261,7 +282,7 @@ class ServerLife:
         return again or self.ready or SignKind.SHUTDOWN in self or SignKind.BOOT_FAILED in self
 
     @property
-    def survived_until(self) -> int:
+    def survived_until(self) -> float:
         """Return the line up to which the engine survived all errors, because it answered later."""
         return self._answers[0] if len(self._answers) == _SURVIVED else 0
 
@@ -395,7 +416,12 @@ class ServerLife:
             kind = _WORDINGS[(match.lastindex or 1) - 1][1]
             if kind is SignKind.READY:  # a long compilation is no hang
                 self.waits = 0
+            # the handler of a request logged it
+            if kind is SignKind.ENGINE_DEAD and "serving" in line.source:
+                self.open = True
             return kind
+        if text.startswith(_REQUEST):
+            self.open = "prompts: 100%" not in text[:30]
         if text.startswith("No available shared memory broadcast block found"):
             self.waits += 1
         if "Avg prompt throughput: " in text and (match := _STATS.match(text)):
@@ -417,7 +443,7 @@ class ServerLife:
         # a prompt over several lines may quote a report
         return None if reported in _REFUTED and line.number < self._alive else reported
 
-    def _access(self, method: str, path: str, status: str, number: int) -> SignKind | None:
+    def _access(self, method: str, path: str, status: str, number: float) -> SignKind | None:
         """Note an HTTP answer in the access log; return its sign if its status is 5xx."""
         health = path.startswith("/health")
         if status[0] == "2" and (health or method == "POST"):
@@ -427,13 +453,14 @@ class ServerLife:
             while self._doubtful and self._doubtful[0].number < self.survived_until:
                 self._doubtful.popleft()
             if not health:
+                self.open = None
                 self.stalls.clear()
                 self.waits = 0
         if health:
             return SignKind.HEALTH_503 if status == "503" else None
         return SignKind.SERVER_ERROR if method == "POST" and status[0] == "5" else None
 
-    def _lives_at(self, number: int) -> None:
+    def _lives_at(self, number: float) -> None:
         """Note that the engine lives at this line; drop the signs that its answer refutes."""
         self._alive = number
         for kind in _REFUTED:
@@ -448,7 +475,7 @@ class ServerLife:
             return SignKind.BY_SIGNAL
         return SignKind.OOM_NAMED if name.lower().startswith(("vllm", "python")) else None
 
-    def _stats(self, match: re.Match[str], number: int) -> None:
+    def _stats(self, match: re.Match[str], number: float) -> None:
         """Note a throughput line of vLLM: which engine has requests, and whether tokens came."""
         self.served = True
         if not self.stopping.isdisjoint(self.first):
@@ -460,7 +487,7 @@ class ServerLife:
         engine = match[1] or ""
         if not (waiting and still):
             self.waits = 0
-        self.busy[engine] = waiting
+        self.busy[engine] = self.open = waiting
         self.stalls[engine] = self.stalls.get(engine, 0) + 1 if waiting and still else 0
 
 

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 from vllm_repro_diagnosis.access_runs import AccessRuns
 from vllm_repro_diagnosis.log_prefix import Prefixes
 
+_LAST = 2**31
+"""Sum of a line's number and of the one that it has if the lines are read from the end."""
 MAX_LINE = 1 << 20
 """Longest line kept, in characters: a scheduler dump with long block lists fits."""
 
@@ -30,13 +32,15 @@ _SAMPLE = 20
 """First lines that show whether the text is a table."""
 _AHEAD = 400
 """Lines read before the first is returned, to learn the prefix of an unknown collector."""
+_PART = 2**-20
+"""Difference between the numbers of two log lines in one line of the file."""
 
 
 class Line(NamedTuple):
     """One line of a log. A part that the line lacks is ""."""
 
-    # counts from 1
-    number: int
+    # in the file, from 1; a fraction orders the log lines in one line of the file
+    number: float
     # the container that printed the line, in a log of several
     stream: str
     # name in vLLM's prefix: `EngineCore`, `EngineCore_DP0`, `Worker_TP1`, `APIServer`
@@ -97,9 +101,10 @@ _COLLECTORS = (
     re.compile(r"(?:\^C)+"),
     # a quotation in Markdown or a mail, and an exception in pytest's report
     re.compile(r"(?:> ?)+|E(?: {3}|$)"),
-    # an indented block; without a prefix of vLLM behind it, indentation belongs to the message
+    # an indented block, or code in a sentence; without a prefix of vLLM behind it, indentation
+    # belongs to the message
     re.compile(
-        r"[ \t]+(?=\([A-Za-z][\w.:-]{0,60}(?: [\w=]{1,12})? pid=\d"
+        r"[ \t`]+(?=\([A-Za-z][\w.:-]{0,60}(?: [\w=]{1,12})? pid=\d"
         r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:: {4}| (?:\d{4}-)?\d\d-\d\d \d\d:))"
     ),
     # kubectl logs --prefix
@@ -129,8 +134,13 @@ _RANK = re.compile(r"\[(rank\d{1,5})\]: ?")
 _VLLM = re.compile(
     r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) "
     r"(?:((?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d{1,6})? )?"
-    r"(?:\[([^\]\s]{1,160}:\d+)\]|([\w./-]{1,160}:\d+)\]) ?"
+    r"(?:\\?\[([^\]\s]{1,160}:\d+)[\[\\]?\]|([\w./-]{1,160}:\d+)\]) ?"
 )
+_TORCH = re.compile(
+    r"([DIWE])\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ ([\w./-]{1,160}\.py:\d+)\](?: \[[\d/_]+\])? ?"
+)
+"""torch's logger, as it prints an error of the compiler."""
+_TORCH_LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}
 _UVICORN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE): {2,8}")
 
 # Formats of one's own (VLLM_LOGGING_CONFIG_PATH), of Dynamo and of Ray: time, level and logger in
@@ -177,6 +187,16 @@ _FIELD = re.compile(rf'\s*"(?:{"|".join(_RECORD_KEYS)})": ("(?:[^"\\]|\\.)*"),?\
 """A message in JSON that is printed over several lines."""
 
 
+def from_the_end(lines: list[Line]) -> list[Line]:
+    """Return the lines in reverse, numbered in that order."""
+    return [line._replace(number=_LAST - line.number) for line in reversed(lines)]
+
+
+def shown(number: float) -> int:
+    """Return the number to print: that of the line in the file."""
+    return int(number if number * 2 < _LAST else _LAST - number)
+
+
 def read_lines(
     source: str | bytes | Iterable[str | bytes], runs: AccessRuns | None = None
 ) -> Iterator[Line]:
@@ -190,25 +210,36 @@ def read_lines(
     """
     prefixes = Prefixes()
     runs = runs or AccessRuns()
-    pieces = chain.from_iterable(map(_carriage_pieces, _physical_lines(source, runs)))
+    pieces = _pieces(_physical_lines(source, runs))
     ahead = list(islice(pieces, _AHEAD))
-    skipped = 0
-    for _, at, piece in ahead:
+    skipped, learnt = 0, ahead[-1][0] if ahead else 0
+    for _, _, at, piece in ahead:
         prefixes.learn(piece, at)
-    for number, (stream, at, piece) in enumerate(chain(ahead, pieces), start=1):
-        if number > len(ahead):
+    for number, stream, at, piece in chain(ahead, pieces):
+        if number > learnt:
             prefixes.learn(piece, at)
         prefixes.learn_bare(runs.stamped - skipped)
         skipped = runs.stamped
         runs.off |= prefixes.active
-        yield from _split_glued(number + runs.lines, stream, piece, prefixes.end(piece, at))
+        yield from _split_glued(number, stream, piece, prefixes.end(piece, at))
+
+
+def _pieces(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[float, str, int, str]]:
+    """Split lines of a file; yield (number, container, where a collector's prefix ends, text)."""
+    last: float = 0
+    for number, physical in lines:
+        for piece in _carriage_pieces(physical):
+            last = number if number > last else last + _PART
+            yield last, *piece
 
 
 # ── lines of text ───────────────────────────────────────────────────────────
 
 
-def _physical_lines(source: str | bytes | Iterable[str | bytes], runs: AccessRuns) -> Iterator[str]:
-    """Yield the lines of `source` without their ends; of a line of JSON the log lines in it."""
+def _physical_lines(
+    source: str | bytes | Iterable[str | bytes], runs: AccessRuns
+) -> Iterator[tuple[int, str]]:
+    """Yield (number, text) of the lines of `source`; of a line of JSON the log lines in it."""
     if isinstance(source, io.BufferedReader) and _encoding(source.peek(2)) != "utf-8":
         source = source.read()
     if isinstance(source, bytes):
@@ -223,17 +254,20 @@ def _physical_lines(source: str | bytes | Iterable[str | bytes], runs: AccessRun
     head = list(islice(lines, _SAMPLE))
     if head:
         head[0] = head[0].removeprefix("\ufeff")
-    every = chain(head, lines)
+    every = enumerate(chain(head, lines), start=1)
     if table := _table(head):
-        yield from _from_csv(every, *table)
+        yield from _from_csv((line for _, line in every), *table)
     elif head and head[0].strip() in ("[", "{") and any(map(_FIELD.fullmatch, head)):
-        yield from (json.loads(match[1]) for line in every if (match := _FIELD.fullmatch(line)))
+        for number, line in every:
+            if match := _FIELD.fullmatch(line):
+                yield number, json.loads(match[1])
     else:
         runs.off = False
-        for line in every:
-            yield from (
-                _from_record(line) if line.startswith(("{", "[{")) and len(line) > 2 else [line]
-            )
+        for number, line in every:
+            if line.startswith(("{", "[{")) and len(line) > 2:
+                yield from ((number + runs.lines, text) for text in _from_record(line))
+            else:
+                yield number + runs.lines, line
 
 
 def _encoding(first: bytes) -> str:
@@ -261,28 +295,30 @@ def _split(pieces: Iterable[str | bytes]) -> Iterator[str]:
 def _table(head: list[str]) -> tuple[str, int] | None:
     """Return a table's delimiter and its column with the messages; None if it is no table."""
     for delimiter in ",;":
-        titles = next(_rows(head[:1], delimiter), [])
+        _, titles = next(_rows(head[:1], delimiter), (0, []))
         column = next((at for at, title in enumerate(titles) if title in _RECORD_KEYS), None)
         if column is not None and len(titles) > 1:
             return delimiter, column
     return None
 
 
-def _from_csv(lines: Iterable[str], delimiter: str, column: int) -> Iterator[str]:
-    """Yield the lines in one column of a table, as Grafana and other collectors export it."""
-    lines = iter(lines)
-    for row in _rows(lines, delimiter):
-        yield from row[column].split("\n") if column < len(row) else row
-    yield from lines  # what is behind a quotation mark that nothing closes
+def _from_csv(lines: Iterable[str], delimiter: str, column: int) -> Iterator[tuple[int, str]]:
+    """Yield (number, text) of one column of a table, as Grafana and other collectors export it."""
+    lines, last = iter(lines), 0
+    for end, row in _rows(lines, delimiter):
+        texts = row[column].split("\n") if column < len(row) else row
+        yield from ((min(at, end), text) for at, text in enumerate(texts, start=last + 1))
+        last = end
+    # what is behind a quotation mark that nothing closes
+    yield from enumerate(lines, start=last + 1)
 
 
-def _rows(lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
-    """Yield the rows of a CSV text, up to the first error in it."""
+def _rows(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield (last line, row) of a CSV text, up to the first error in it."""
     csv.field_size_limit(MAX_LINE)
+    reader = csv.reader((line.replace("\r", "") + "\n" for line in lines), delimiter=delimiter)
     with suppress(csv.Error):
-        yield from csv.reader(
-            (line.replace("\r", "") + "\n" for line in lines), delimiter=delimiter
-        )
+        yield from ((reader.line_num, row) for row in reader)
 
 
 def _bounded(file: io.IOBase) -> Iterator[str | bytes]:
@@ -341,6 +377,8 @@ def _traceback(record: dict[str, Any]) -> list[str]:
 def _carriage_pieces(physical: str) -> list[tuple[str, int, str]]:
     """Split a line at carriage returns into (container, where a collector's prefix ends, text)."""
     clean = _uncoloured(physical).replace("\xa0", " ").rstrip("\r")
+    if clean.startswith(("│", "┃")):  # the frame of a terminal's window
+        clean = clean.strip("│┃").rstrip()
     if "\r" not in clean:
         return [(*_collected(clean), clean)]
     return [(*_collected(piece), piece) for piece in clean.split("\r") if piece]
@@ -371,7 +409,7 @@ def _collected(piece: str) -> tuple[str, int]:
     return stream, at
 
 
-def _split_glued(number: int, stream: str, piece: str, at: int) -> tuple[Line, ...]:
+def _split_glued(number: float, stream: str, piece: str, at: int) -> tuple[Line, ...]:
     """Return a line, or two if a second record was written into it without a line break.
 
     at: where vLLM's prefix may begin, after a stamp of a log collector.
@@ -386,7 +424,7 @@ def _split_glued(number: int, stream: str, piece: str, at: int) -> tuple[Line, .
     )
 
 
-def _parse(number: int, stream: str, raw: str, at: int) -> Line:
+def _parse(number: float, stream: str, raw: str, at: int) -> Line:
     """Return a line with the process, pid, level, time and source that its prefixes name."""
     process, pid = "", None
     # Ray puts a prefix before vLLM's, and a launcher the rank; the innermost names the process.
@@ -403,6 +441,8 @@ def _parse(number: int, stream: str, raw: str, at: int) -> Line:
         level, time, source, at = match[1], match[2] or "", match[3] or match[4], match.end()
     elif match := _UVICORN.match(raw, at):
         level, at = match[1], match.end()
+    elif match := _TORCH.match(raw, at):
+        level, source, at = _TORCH_LEVELS[match[1]], match[2], match.end()
     elif not process and (match := _other_format(raw, at)):
         level = _LEVELS.get(match["level"], match["level"])
         source = (match["before"] or match["after"] or "log").rstrip(":0123456789")

@@ -8,7 +8,7 @@ from textwrap import shorten
 from urllib.parse import quote_plus
 
 from vllm_repro_diagnosis.evidence import banner, facts_of
-from vllm_repro_diagnosis.judgement import Diagnosis
+from vllm_repro_diagnosis.judgement import Diagnosis, telling_line
 from vllm_repro_diagnosis.standstill import Finding, Reading
 from vllm_repro_diagnosis.tracebacks import bare_name
 
@@ -76,18 +76,38 @@ def next_steps(diagnosis: Diagnosis, name: str, message: str) -> list[str]:
     message: its message without secrets.
     """
     steps = []
-    text = shorten(" ".join(message.split()), 80, placeholder="")
     if diagnosis.exception:
-        function = diagnosis.frames[-1].function if diagnosis.frames else ""
-        # all words must occur in an issue: no sizes, addresses and paths of this death
-        common = [word.strip(".,:;'`()") for word in text.split()]
-        common = [word for word in common if not re.search(r"[\d/\\=\"]", word)]
-        words = f"is:issue {bare_name(diagnosis.exception)} {function} {' '.join(common)}"
-        steps.append(f"search {_SEARCH}{quote_plus(' '.join(words.split()))}")
+        words = _words_to_search(diagnosis, message)
+        if len(words) > 1:  # one word is in too many issues
+            steps.append(f"search {_SEARCH}{quote_plus(' '.join(['is:issue', *words]))}")
     steps.append(f"make a scenario: vllm-repro intake {name}")
-    if not diagnosis.exception or any(word in diagnosis.exception + text for word in _DRIVER):
+    if not diagnosis.exception or any(word in diagnosis.exception + message for word in _DRIVER):
         steps.append("read `dmesg -T` (OOM, Xid), `nvidia-smi -q` and the logs of the other ranks")
     return steps
+
+
+_SENTENCE = re.compile(r".{30,80}?\w(?=\. )")
+_ASSERTION = re.compile(
+    r"([\w-]+\.(?:cuh?|cpp|cc|hpp|hip|h)):\d+: (?:.*?\b(\w+)\(.*?)?\bAssertion [`'].*?"
+    r"(?:&& \"([^\"]{1,60})|$)"
+)
+"""File, function and sentence of an assertion in C++ code."""
+
+
+def _words_to_search(diagnosis: Diagnosis, message: str) -> list[str]:
+    """Return the words that an issue on this death has: no sizes, addresses and paths of it."""
+    root, text = diagnosis.root, telling_line(message)
+    if sentence := _SENTENCE.match(text):
+        text = sentence[0]
+    if assertion := _ASSERTION.search(text):
+        text = " ".join(part for part in assertion.groups() if part and part != "operator")
+    name = bare_name(diagnosis.exception or "")
+    function = diagnosis.frames[-1].function if diagnosis.frames else ""
+    common = [word.strip(".,:;'`()\"") for word in shorten(text, 80, placeholder="").split()]
+    common = [word for word in common if word and not re.search(r"[\d/\\=\"<>\[]", word)]
+    # such a name is ours
+    own = root is not None and root.raised.native and "::" not in name and len(common) > 1
+    return [word for word in ("" if own else name, function, *common) if word]
 
 
 def first_death(diagnoses: Mapping[str, Diagnosis]) -> str:

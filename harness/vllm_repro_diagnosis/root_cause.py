@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm_repro_diagnosis.engine_code import CLEANUP, LOOPS, TEARDOWN
-from vllm_repro_diagnosis.tracebacks import ENGINE_NAMES, Frame, Raised, bare_name
+from vllm_repro_diagnosis.tracebacks import ENGINE_NAMES, Frame, Raised, bare_name, is_core
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,13 @@ class Root:
     class_known: bool = True
     # the text in the wrapper
     quoted: str | None = None
+    # the last exception of its chain
+    last: Raised | None = field(default=None, compare=False)
+
+    @property
+    def printed(self) -> Raised:
+        """Return the whole chain in which it was printed."""
+        return self.last or self.raised
 
     @property
     def message(self) -> str:
@@ -40,7 +47,7 @@ class Root:
     @property
     def from_engine(self) -> bool:
         """Return True if an engine or a worker raised it, not the API server or a client."""
-        return _from_engine(self.raised)
+        return _from_engine(self.printed)
 
     @property
     def of_termination(self) -> bool:
@@ -80,6 +87,7 @@ _ENGINE_RECORDS = (
     "EngineCore ",
     "WorkerProc ",
     "Error getting async model runner output",
+    "Error executing method '",
     "Process EngineCore",
     "Process VllmWorker",
     "RayWorkerProc ",
@@ -101,7 +109,7 @@ _LOST_PEER = (
     "NCCL communicator was aborted",
     "ncclRemoteError",
 )
-_CONSEQUENCES = (*_LOST_PEER, *_TERMINATION_TEXTS, "RPC call to ")
+_CONSEQUENCES = (*_LOST_PEER, *_TERMINATION_TEXTS, "RPC call to ", "The actor died unexpectedly")
 _MISSED_OUTPUT = "model_runner_output.req_id_to_index["
 """With asynchronous scheduling EngineCore takes the output of a failed step for an empty output."""
 # Failed look-ups and a cancelled wait: the next exception of the chain states what is wrong.
@@ -109,6 +117,10 @@ _LOOKUPS = re.compile(
     "Again|AttributeError|CancelledError|Empty|ImportError|KeyError|ModuleNotFoundError"
     "|StopAsyncIteration|StopIteration"
 )
+
+
+_TELLING = 20
+"""Fewest characters by which a message alone is recognized."""
 
 
 def squeeze(text: str) -> str:
@@ -122,7 +134,7 @@ def unwrap(message: str) -> str | None:
     return match[1].rstrip() if match else None
 
 
-def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: int = 0) -> Root | None:
+def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: float = 0) -> Root | None:
     """Return the root cause among the exceptions of one life; None if the engine raised none.
 
     paste: the text is no log, so exceptions of any process count.
@@ -131,23 +143,27 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: int = 
     candidates = _candidates(
         [each for each in raised if not each.native or each.first_line > survived], paste
     )
-    if not candidates:
+    # torch logs errors from which it recovers, so they count only if a wrapper quotes them
+    told = [each for each in candidates if not _by_torch(each)]
+    if not told:
         return None
-    main = _starting_exception(candidates)
-    fresh = [each for each in candidates if each is main or _is_fresh(each, survived)]
-    root = _behind_wrapper(_first_link(main), candidates, fresh)
+    main = _starting_exception(told)
+    fresh = [each for each in told if each is main or _is_fresh(each, survived)]
+    root = _behind_wrapper(main, candidates, fresh)
     if any(text in root.message for text in _CONSEQUENCES) or _misses_output(root.raised):
         # A rank that lost its peer logs a consequence. The peer's own exception is the root, if it
         # logged any.
         for each in fresh:
             if _is_original(each) and not _is_consequence(each):
-                return Root(raised=_first_link(each), wrapped=root.wrapped)
+                return Root(raised=_first_link(each), wrapped=root.wrapped, last=each)
     return root
 
 
 def _candidates(raised: Sequence[Raised], paste: bool) -> list[Raised]:
     """Return the exceptions among which the root is."""
-    causes = [each for each in raised if not _first_link(each).of_dead_engine]
+    causes = [
+        each for each in raised if not _first_link(each).of_dead_engine and not each.of_side_thread
+    ]
     from_engine = [each for each in causes if _from_engine(each)]
     if from_engine or not paste:
         return from_engine
@@ -169,31 +185,38 @@ def _starting_exception(candidates: Sequence[Raised]) -> Raised:
     return candidates[0]
 
 
-def _is_fresh(raised: Raised, survived: int) -> bool:
+def _by_torch(raised: Raised) -> bool:
+    """Return True if torch's logger printed it."""
+    return "torch/_" in raised.source
+
+
+def _is_fresh(raised: Raised, survived: float) -> bool:
     """Return True if it came after the last proof that the engine lived, and is no warning."""
     return raised.first_line > survived and raised.level != "WARNING"
 
 
-def _behind_wrapper(link: Raised, candidates: Sequence[Raised], fresh: Sequence[Raised]) -> Root:
-    """Return the exception behind one like "Worker failed with error …", else `link` itself.
+def _behind_wrapper(main: Raised, candidates: Sequence[Raised], fresh: Sequence[Raised]) -> Root:
+    """Return the exception behind one like "Worker failed with error …", else the first of `main`.
 
     fresh: those after the last sign of a living engine.
     """
+    link = _first_link(main)
     quoted = unwrap(link.message)
     if quoted is not None:
         text = squeeze(quoted)
-        for each in candidates:
-            first = _first_link(each)
-            if unwrap(first.message) is None and any(_quotes(text, part) for part in each.links):
-                return Root(raised=first, wrapped=True, quoted=quoted)
-        return Root(raised=link, wrapped=True, class_known=False, quoted=quoted)
+        for quotes in (_quotes, _ends_with):
+            for each in candidates:
+                first = _first_link(each)
+                if unwrap(first.message) is None and any(quotes(text, part) for part in each.links):
+                    return Root(raised=first, wrapped=True, quoted=quoted, last=each)
+        return Root(raised=link, wrapped=True, class_known=False, quoted=quoted, last=main)
     if _empty_wrapper(link):
         for each in fresh:
             first = _first_link(each)
             if not _empty_wrapper(first) and not _of_termination(first) and _is_original(each):
-                return Root(raised=first, wrapped=True)
-        return Root(raised=link, wrapped=True)
-    return Root(raised=link)
+                return Root(raised=first, wrapped=True, last=each)
+        return Root(raised=link, wrapped=True, last=main)
+    return Root(raised=link, last=main)
 
 
 def _quotes(text: str, raised: Raised) -> bool:
@@ -204,7 +227,13 @@ def _quotes(text: str, raised: Raised) -> bool:
         of_worker = raised.headline.startswith(("WorkerProc ", "Error getting async"))
         return bool(raised.frames) and of_worker
     shorter, longer = sorted((text, message))  # the beginning of a text sorts before it
-    return text == message or (len(shorter) > 20 and longer.startswith(shorter))
+    return text == message or (len(shorter) > _TELLING and longer.startswith(shorter))
+
+
+def _ends_with(text: str, raised: Raised) -> bool:
+    """Return True if a wrapper's text ends with this error's message, behind words of its own."""
+    message = squeeze(raised.message)
+    return len(message) > _TELLING and text.endswith(message) and raised.level != "WARNING"
 
 
 def _first_link(raised: Raised) -> Raised:
@@ -214,8 +243,10 @@ def _first_link(raised: Raised) -> Raised:
         following = links[at + 1]
         name = bare_name(link.exception)
         lookup = _LOOKUPS.fullmatch(name) or (name == "TimeoutError" and not link.message)
-        in_cleanup = CLEANUP.intersection(following.functions)
-        if not lookup or in_cleanup:
+        # a timeout cancels the wait, and its context manager raises it in `__aexit__`
+        timed_out = name == "CancelledError" and bare_name(following.exception) == "TimeoutError"
+        in_cleanup = CLEANUP.intersection(following.functions) and not timed_out
+        if not lookup or in_cleanup or following.of_dead_engine:
             return link
     return links[-1]
 
@@ -265,6 +296,8 @@ def _from_engine(raised: Raised) -> bool:
         raised.native
         or raised.process.startswith((*ENGINE_NAMES, "rank"))
         or raised.headline.startswith(_ENGINE_RECORDS)
+        or is_core(raised.process, raised.source)
+        or _by_torch(raised)
         or (
             not raised.process
             and any(not LOOPS.isdisjoint(link.functions) for link in raised.links)

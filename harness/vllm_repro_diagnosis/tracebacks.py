@@ -49,7 +49,7 @@ class Raised:
     level: str = ""
     # the line before it in the same record (`WorkerProc hit an exception.`), or ""
     headline: str = ""
-    first_line: int = 0
+    first_line: float = 0
     # the exception before it in a chain
     cause: Raised | None = None
     # it was "the direct cause"
@@ -93,6 +93,14 @@ class Raised:
         return "EngineCore encountered an issue. See stack trace" in self.message
 
     @property
+    def of_side_thread(self) -> bool:
+        """Return True if the program went on: a thread that is not vLLM's, or a destructor."""
+        files = (frame.file for frame in self.frames)
+        thread = self.headline.startswith("Exception in thread ")
+        own = any("vllm" in file for file in files)
+        return (thread and not own) or self.headline.startswith("Exception ignored in")
+
+    @property
     def of_other_program(self) -> bool:
         """Return True if a client or `collect_env` printed it, as pasted beside a server's log."""
         files = [frame.file for frame in self.frames]
@@ -101,6 +109,12 @@ class Raised:
         return not any("vllm" in file for file in files) and any(
             file.startswith(_CLIENTS) for file in files
         )
+
+
+def is_core(process: str, source: str) -> bool:
+    """Return True for a logging call of EngineCore; without a process to 0.9."""
+    core = source.rpartition("/")[2].startswith("core.py:")
+    return core and (not process or process.startswith(ENGINE_CORES))
 
 
 def bare_name(exception: str) -> str:
@@ -119,7 +133,7 @@ def shorten(path: str) -> str:
     path = path.replace("\\", "/")
     for root in ("/site-packages/", "/dist-packages/"):
         if root in path:
-            return path.rpartition(root)[2]
+            return _EGG.sub("", path.rpartition(root)[2])
     parts = [part for part in path.split("/") if part not in ("", ".", "..", "...")]
     for at in range(len(parts) - 2, -1, -1):
         if parts[at] == "vllm":
@@ -133,6 +147,7 @@ def shorten(path: str) -> str:
     return parts[-1] if absolute and parts else "/".join(parts)
 
 
+_EGG = re.compile(r"^[^/]+\.egg/")
 _CLIENTS = ("openai/", "requests/", "aiohttp/", "httpx/")
 _THROWN = re.compile(r"terminate called after throwing an instance of '([\w:]+)'")
 _WHAT = re.compile(r"\s*what\(\):\s+(.*)")
@@ -202,6 +217,13 @@ _ANY = re.compile(r"((?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]|[A-Z])\w*)(?:: ?(.*)|$)", r
 _ON_ONE_LINE = re.compile(
     rf"(?<!\S)(?<!raise )(?<!except )({_KNOWN_CLASS})(?:: +(?=\S)(.*)|\s*$)", re.DOTALL
 )
+# The loggers of an engine print only what was raised there.
+_QUALIFIED = re.compile(r"((?:[A-Za-z_]\w*\.)+[A-Z]\w*): (.+)", re.DOTALL)
+UNCAUGHT = "Uncaught exception"
+"""Words of RunPod for an exception that ends a program, and the headline that it gets."""
+_UNCAUGHT = re.compile(
+    r"(?:^|\])Uncaught exception \| <class '([\w.]+)'>; (.*?)(?:; <traceback object.*)?$"
+)
 _EXPLICIT = "The above exception was the direct cause of the following exception:"
 _IMPLICIT = "During handling of the above exception, another exception occurred:"
 _GROUP_MARGIN = re.compile(r"\s*[|+](?:-[-+]*(?: \d+ -+)?|[ |+]*\|)? ?")
@@ -225,6 +247,8 @@ class _Block:
     header_indent: int | None = None
     frames: list[Frame] = field(default_factory=list)
     frame_indent: int = 0
+    # a line inside is blank or ends a block of code, so prose may follow
+    torn: bool = False
     exception: str | None = None
     message: list[str] = field(default_factory=list)
     # the exception of TorchScript's wrapper, if the one that it wraps does not follow
@@ -236,13 +260,17 @@ class _Block:
     cause: Raised | None = None
     explicit: bool = False
 
+    def take(self, exception: str, message: str | None) -> None:
+        """Take the last line: a class, and the first line of its message if a colon follows."""
+        self.exception, self.message, self.done = exception, [message or ""], message is None
+
     def close(self) -> Raised | None:
         """Return the exception that was read; None if the last line of the traceback is missing."""
         exception, message = self.exception, self.message
         if exception is None and self.wrapper is not None:
             exception, message = self.wrapper
         if exception is None:
-            return None
+            return self.cause  # the one in front of a traceback that is cut
         return Raised(
             exception=exception,
             message="\n".join(message).strip(),
@@ -263,7 +291,7 @@ class OpenTraceback:
     """A traceback that a process had not finished in its last lines."""
 
     process: str
-    last_line: int
+    last_line: float
     functions: tuple[str, ...]
     headline: str
     time: str
@@ -309,7 +337,7 @@ class Finder:
         self._thrown = ""
         self._natives = 0
         # line of the last traceback whose frames are not readable
-        self.unread = 0
+        self.unread: float = 0
 
     def feed(self, line: Line) -> None:
         """Take one line, which may begin, continue or end a traceback of its process."""
@@ -413,8 +441,10 @@ class Finder:
             self._loose(transcript, line, stripped)
         elif block.exception is not None:
             self._message_of(transcript, block, text)
-        elif stripped:
+        elif stripped and not stripped.startswith("```"):
             self._inside(transcript, block, text)
+        else:
+            block.torn = True
         if stripped and not (stripped[0] in "^~" and _CARETS.fullmatch(stripped)):
             transcript.previous = stripped
 
@@ -446,13 +476,13 @@ class Finder:
             and indent <= block.header_indent
             and indent < max(block.frame_indent, 1)
         )
-        raised = (
-            (_ANY if at_header else _LIKELY).fullmatch(stripped)
-            if at_header or not deeper or echoed
-            else None
-        )
+        # without indentation, the line below a frame is its source
+        flat = block.frame_indent == 0 and not echoed
+        wording = _ANY if at_header and block.frames and not (block.torn or flat) else _LIKELY
+        bold = stripped.strip("*`_") if stripped[0] in "*`_" else stripped
+        raised = wording.fullmatch(bold) if at_header or not deeper or echoed else None
         if raised is not None and (block.frames or block.header_indent is not None):
-            block.exception, block.message = raised[1], [raised[2] or ""]
+            block.take(raised[1], raised[2])
         elif not echoed:
             block.frames[-1] = replace(block.frames[-1], source=stripped)
         elif block.header_indent is None and transcript.previous != stripped and indent == 0:
@@ -476,9 +506,16 @@ class Finder:
         if transcript.block is not None and (not stripped or transcript.block.chained):
             return
         self._close(transcript)
-        by_engine = line.level in _ERRORS and line.process.startswith(ENGINE_NAMES)
+        if UNCAUGHT in stripped and (uncaught := _UNCAUGHT.search(stripped)):
+            transcript.block = _Block(line=line, headline=UNCAUGHT)
+            transcript.block.take(uncaught[1], uncaught[2])
+            return
+        by_engine = line.level in _ERRORS and (
+            line.process.startswith(ENGINE_NAMES) or is_core(line.process, line.source)
+        )
         bare = not line.source or line.has_other_format or by_engine
         alone = _LIKELY.fullmatch(stripped) if stripped and bare else None
+        alone = alone or (_QUALIFIED.fullmatch(line.text) if by_engine else None)
         if alone is not None and (alone[2] or by_engine):
             headline, message = transcript.previous, [alone[2] or ""]
             transcript.block = _Block(

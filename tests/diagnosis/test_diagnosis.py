@@ -50,6 +50,21 @@ def test_the_release_of_a_log(name: str, version: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "line", "text"),
+    [
+        ("line-numbers-bar", 6, "Traceback (most"),
+        ("line-numbers-explained", 6, "died unexpectedly"),
+        ("line-numbers-json", 5, "Traceback (most"),
+        ("csv", 8, "Traceback (most"),
+        ("newest-first-tabs", 17, "Traceback (most"),
+    ],
+)
+def test_the_line_is_that_of_the_file(name: str, line: int, text: str) -> None:
+    log = split(DATA / "logs" / f"{name}.log")[1]
+    assert (diagnose(log).line, text in log.split("\n")[line - 1]) == (line, True)
+
+
+@pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("tq-chunked-prefill", ("yes", "AssertionError in _ensure_workspace_size", "request")),

@@ -200,7 +200,7 @@ def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
     """Return lines: releases without the bug, changes that avoid it, a command to show it."""
     status = match.scenario.status
     lines = [_release_advice(status)]
-    if others := other_bugs(match.scenario, known):
+    if match.how is How.MATCH and (others := other_bugs(match.scenario, known)):
         lines[0] += (
             ". That release or a later one has these bugs, with the same KV cache or connector:"
         )

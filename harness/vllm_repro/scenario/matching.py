@@ -20,6 +20,9 @@ _FEATURES = (_CONNECTOR, re.compile(r"--kv-cache-dtype[ =]([^\W_]+)"))
 """Flags that select a part of vLLM: KV connector, and family of the KV cache."""
 _METHOD = re.compile(r'"method"?: ?"(\w+)"')
 _PARTS = re.compile(r"--(mamba|enable-prompt-embeds|scheduling-policy)")
+_RELEASE = re.compile(r"\d+(?:\.\d+)+(?:\.post\d+)?")
+_NAMED = re.compile(r"(?i)\b(lmcache|mooncake|nixl|p2pnccl|moriio|flexkv|hf3fs)")
+"""KV connectors that a reporter names in a sentence."""
 _COMMON = frozenset({"fp8", "auto", "bfloat16"})
 
 
@@ -87,6 +90,10 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
         for match in like
         if match.scenario.id not in hidden and _has_sign(match, diagnosis)
     ]
+    if any(match.how is How.MATCH for match in kept):  # then a bare assertion adds nothing
+        kept = [
+            match for match in kept if match.how is How.MATCH or not _of_any_step(match.scenario)
+        ]
     kept.sort(key=lambda match: match.scenario.id not in exact)
     return sorted(kept, key=lambda match: match.how is not How.MATCH) or _quoted(
         diagnosis, scenarios
@@ -107,29 +114,54 @@ def _quoted(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
 
 
 def _weighed(match: Match, diagnosis: Diagnosis) -> Match:
-    """Return the match, lowered to `near` if its release or KV connector contradicts it."""
-    scenario, version, connector = match.scenario, diagnosis.vllm_version, diagnosis.connector
-    good = scenario.status.standing(version) is Standing.GOOD
+    """Return the match, lowered to `near` if something contradicts it or too little shows it."""
+    version = diagnosis.vllm_version
+    good = match.scenario.status.standing(version) is Standing.GOOD
     match = replace(match, later=good or version is None)
-    declared = _CONNECTOR.search(scenario.command)
-    against = ""
-    if good:
-        against = f"{version} is declared good"
-    elif declared and connector is not None and connector != declared[1]:
-        against = f"its KV connector is {connector or 'none'}, not {declared[1]}"
+    against = _contradiction(match.scenario, diagnosis) or _missing(match.scenario, diagnosis)
     return replace(match, how=How.NEAR, against=against) if against else match
+
+
+def _contradiction(scenario: Scenario, diagnosis: Diagnosis) -> str:
+    """Return what contradicts the scenario: release, KV connector, speculation; "" if nothing."""
+    version, connector = diagnosis.vllm_version, diagnosis.connector
+    standing, declared = scenario.status.standing(version), _CONNECTOR.search(scenario.command)
+    if standing is Standing.GOOD:
+        return f"{version} is declared good"
+    if standing is Standing.UNKNOWN and _RELEASE.fullmatch(version or ""):
+        return f"{version} is not among its releases, {scenario.status.bad}"
+    if declared and connector is None:
+        named = {name.lower() for name in _NAMED.findall(diagnosis.prose)}
+        if named and not any(name in declared[1].lower() for name in named):
+            connector = " and ".join(sorted(named))
+    if declared and connector is not None and connector != declared[1]:
+        return f"its KV connector is {connector or 'none'}, not {declared[1]}"
+    if _METHOD.search(scenario.command) and "speculative_config=None" in diagnosis.config:
+        return "it did not use speculative decoding"
+    return ""
+
+
+def _missing(scenario: Scenario, diagnosis: Diagnosis) -> str:
+    """Return the part of vLLM that the text of a death in any step does not show; "" if none."""
+    parts = _parts_of(diagnosis)
+    missing = sorted(word for word in _words(scenario) if _squeezed(word) not in parts)
+    words = " and ".join(missing) if _of_any_step(scenario) else ""
+    return f"many bugs end like this, and the text does not show {words}" if words else ""
 
 
 def _has_sign(match: Match, diagnosis: Diagnosis) -> bool:
     """Return True if crash and scenario have more in common than names of functions."""
-    signature, last = match.scenario.signature, diagnosis.frames[-1:]
-    if signature is not None and quotes(signature, diagnosis.message or ""):
+    scenario, last = match.scenario, diagnosis.frames[-1:]
+    if scenario.signature is not None and quotes(scenario.signature, diagnosis.message or ""):
         return True
-    any_step = _of_any_step(match.scenario)
-    if match.how is How.MATCH and (not any_step or (last and last[0].source)):
-        return True
-    words = _words(match.scenario)
-    return any(word in _parts_of(diagnosis) for word in words) if words else not any_step
+    any_step, words = _of_any_step(scenario), _words(scenario)
+    parts = _parts_of(diagnosis)
+    shown = any(_squeezed(word) in parts for word in words) if words else not any_step
+    if match.how is not How.MATCH or not any_step:
+        return shown or match.how is How.MATCH
+    # A configuration without its part of vLLM is another bug's.
+    echoed = last and last[0].source and not _contradiction(scenario, diagnosis)
+    return bool(echoed and (shown or not diagnosis.config))
 
 
 def _of_any_step(scenario: Scenario) -> bool:
@@ -141,8 +173,7 @@ def _of_any_step(scenario: Scenario) -> bool:
 def _words(scenario: Scenario) -> set[str]:
     """Return the words of the part of vLLM in which the bug is: connector, method, layer kind."""
     features = (*_FEATURES, _METHOD, _PARTS)
-    words = {word for each in features for word in each.findall(scenario.command)} - _COMMON
-    return {_squeezed(word) for word in words}
+    return {word for each in features for word in each.findall(scenario.command)} - _COMMON
 
 
 def _parts_of(diagnosis: Diagnosis) -> str:

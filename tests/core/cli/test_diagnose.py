@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -265,6 +266,31 @@ def test_the_next_step_of_an_unknown_death(harness: Harness, message: str, searc
     assert (found["line"], found["time"], found["deaths"]) == (2, "11-20 08:24:30", 1)
     lines = harness("diagnose", "-", stdin=log).out.splitlines()
     assert lines[1] == f"next: {'; '.join(found['next'])}"
+
+
+@pytest.mark.parametrize(
+    ("error", "searched"),
+    [
+        (
+            'python3: /s/Layout.cpp:47: T ns::getOrder(A): Assertion `!a && "no layout"\' failed.',
+            "search .*=is%3Aissue.Layout.cpp.getOrder.no.layout",
+        ),
+        (
+            '/b/Index.cu:11: operator(): block: [3,0,0] Assertion `i < s && "is outside"` failed.',
+            "search .*=is%3Aissue.Index.cu.is.outside",
+        ),
+        ("free(): invalid size", "search .*=is%3Aissue.free.invalid.size"),
+        (
+            "(EngineCore pid=9) ERROR 11-20 08:24:30 [core.py:1] KeyError: 'r-1'",
+            "make a scenario.*",
+        ),
+    ],
+)
+def test_what_to_search_for_a_death(harness: Harness, error: str, searched: str) -> None:
+    core = "(EngineCore pid=9) ERROR 11-20 08:24:31 "
+    log = f"{error}\n{core}[m.py:1] Worker proc VllmWorker-1 died unexpectedly, shutting down.\n"
+    found = json.loads(harness("diagnose", "-", "--json", stdin=log).out)
+    assert re.fullmatch(searched, found["next"][0])
 
 
 def test_a_crash_that_is_reported_again_after_its_fix(harness: Harness) -> None:
