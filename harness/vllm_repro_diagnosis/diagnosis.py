@@ -22,6 +22,7 @@ from vllm_repro_diagnosis.judgement import Diagnosis, Phase, judge_life
 from vllm_repro_diagnosis.life_signs import BEGINNINGS, ServerLife, boot_marker
 from vllm_repro_diagnosis.log_text import Line, read_lines
 from vllm_repro_diagnosis.outside import report_of
+from vllm_repro_diagnosis.program_names import of_other_program
 
 __all__ = ["Diagnosis", "Phase", "diagnose"]
 
@@ -108,7 +109,8 @@ def _container_of(line: Line, streams: dict[str, _Container]) -> _Container:
     server = streams.get(line.stream)
     if server is not None and (server.of_vllm or server.life.of_vllm):
         return server
-    if report_of(line.text) is not None:
+    other = of_other_program(f"{line.stream} exited {line.text}")
+    if not other and report_of(line.text) is not None:
         of_vllm = [name for name, each in streams.items() if each.of_vllm or each.life.of_vllm]
         # compose names the container that ended; the log of `docker logs` has no name
         if len(of_vllm) == 1 and "" in (line.stream, *of_vllm):

@@ -15,6 +15,7 @@ from vllm_repro_diagnosis.boot_facts import BootReader
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.log_text import Line
 from vllm_repro_diagnosis.outside import Meaning, report_of
+from vllm_repro_diagnosis.program_names import begins_block, names_server
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
     ENGINE_CORES,
@@ -223,6 +224,9 @@ class ServerLife:
         self._begun: dict[str, str] = {}
         # the last line with an answer or with tokens
         self._alive = 0
+        # lines of other programs: whether they name the server, their first line and their last
+        self._of_server: bool | None = None
+        self._block = self._last_bare = 0
         self._answers: deque[int] = deque(maxlen=_SURVIVED)
 
     def __contains__(self, kind: SignKind) -> bool:
@@ -410,12 +414,25 @@ class ServerLife:
             return SignKind.SHUTDOWN  # a headless rank has no API server to log it
         if line.process or (line.level and (line.of_vllm or not line.source)):
             return None
+        return self._report(text.strip(), line.number)
+
+    def _report(self, text: str, number: int) -> SignKind | None:
+        """Return the sign in another program's report, unless the lines around name a third."""
+        if number > self._last_bare + 1 or begins_block(text):
+            self._of_server, self._block = None, number
+        self._last_bare = number
+        named = names_server(text)
+        if named is False and self._of_server is None:  # `docker inspect` ends with the name
+            later = (kind for kind in _REPORTS.values() if (self.line_of(kind) or 0) >= self._block)
+            for kind in [*later]:
+                del self.first[kind]
+        self._of_server = self._of_server if named is None else named
         report = report_of(text)
-        if report is None:
+        if report is None or self._of_server is False:
             return None
         reported = _REPORTS[report.meaning]
         # a prompt over several lines may quote a report
-        return None if reported in _REFUTED and line.number < self._alive else reported
+        return None if reported in _REFUTED and number < self._alive else reported
 
     def _access(self, method: str, path: str, status: str, number: int) -> SignKind | None:
         """Note an HTTP answer in the access log; return its sign if its status is 5xx."""

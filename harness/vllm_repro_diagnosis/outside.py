@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from vllm_repro_diagnosis.program_names import of_other_program
+
 
 class Meaning(StrEnum):
     """State of a server by another program's report: killed, ended, in trouble, exited, running."""
@@ -45,6 +47,17 @@ _SIGNAL = (
 _DEADLY = (
     r"(?:Out Of Memory|Killed|Aborted|Bus error|Illegal instruction|Floating point exception"
     r"|Segmentation fault)(?: \(core dumped\))?"
+)
+_CONTRAST = (
+    "but|yet|however|although|though|while|whereas|except|despite|instead|until|unless|not|no|never"
+    "|nothing|without|refused|unreachable|timed? ?out|timeouts?|hangs?|stuck|dead|died|crash\\w*"
+    "|kill\\w*|gone|restart\\w*|other|another|second|client|script|if|whether|should|would|could"
+    "|can|may|might|must|expect\\w*|seems?|appears?|think|assume\\w*|hope|check|verify|ensure"
+)
+"""Words of a sentence that states more than that a server runs on, or does not state it."""
+_OTHER_TIME = (
+    "before|earlier|previously|formerly|once|used to|last|yesterday|ago|first|then|when|week|month"
+    "|upgrad\\w+|downgrad\\w+|roll\\w* ?back|version|release|older?|v?\\d+\\.\\d+"
 )
 _OURS = r"(?:vllm|python|pt_main|ray|VLLM)[\w:. -]*"
 _ROWS: tuple[tuple[str, Meaning, str], ...] = (
@@ -112,7 +125,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         Meaning.KILLED,
         (
             rf"\b(?:tasks? [\d,-]+|task): {_DEADLY}$|\boom[-_]kill event|\bStepId=\S+ oom"
-            r"|(?i:exceeded (?:job|step) memory limit)"
+            r"|(?i:exceeded (?:job|step) memory limit)|\bOUT_OF_ME(?:MORY\b|\+)"
         ),
     ),
     (
@@ -121,6 +134,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         (
             r"\bCANCELLED\b.{0,40} (?:AT|DUE TO|BY)\b|\bDUE TO (?:TIME LIMIT|PREEMPTION|NODE FAIL)"
             r"|\btasks? [\d,-]+: Terminated$|\bJob step aborted\b|\bforcing job termination\b"
+            r"|^\d+\S*\s.*\s(?:TIMEOUT|PREEMPTED|NODE_FAIL|CANCELLED(?:\+| by \d+))(?:\s|$)"
         ),
     ),
     ("PBS or LSF", Meaning.KILLED, r"PBS: job killed: \S*mem|\bTERM_MEMLIMIT\b"),
@@ -165,6 +179,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         Meaning.KILLED,
         (
             r"[Cc]ontainer killed due to memory usage|(?i:memory limit of .{1,40} exceeded)"
+            r"|(?i:gone over (?:the )?memory limit|memory usage exceeded)"
             r"|using too much memory and was terminated"
         ),
     ),
@@ -172,8 +187,8 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         "cloud",
         Meaning.ENDED,
         (
-            r"(?i)\bspot (?:task|instance|request)s? (?:was|were|has been|is being) (?:interrupted|"
-            r"terminated|reclaimed)|\binstance .{0,40}(?:terminated|preempted|reclaimed)"
+            r"(?i)\b(?:spot|preemptible) .{0,40}\b(?:interrupt|terminat|preempt|reclaim|evict)\w*"
+            r"|\b(?:instance|machine|node|vm) .{0,40}\b(?:terminated|preempted|reclaimed)"
             r"|failed (?:ELB|container|load balancer) health checks|\btask stopped by\b"
         ),
     ),
@@ -195,8 +210,11 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         "process list",
         Meaning.RUNNING,
         (
-            r"\sUp (?:\d+|About|Less)[\w ]*\b(?:second|minute|hour|day|week)s?\b"
-            r"(?! \((?:unhealthy|Paused))|\s(\d+)/\1\s+Running\b|\bActive: active \(running\)"
+            # Created and started at the same time, and never restarted.
+            r"\b((?:\d+|An?|About an?) \w+) ago\s+Up \1\b(?! \((?:unhealthy|Paused))"
+            r"|^(?!.* ago\s+Up ).*\sUp (?:\d+|About|Less)[\w ]*\b(?:second|minute|hour|day|week)s?\b"
+            r"(?! \((?:unhealthy|Paused))|\s(\d+)/\2\s+Running\s+0\b"
+            r"|\bActive: active \(running\)"
             r"|\sRUNNING\s+pid \d+, uptime|^(?:< ?)?HTTP/[\d.]+ 200\b"
         ),
     ),
@@ -204,7 +222,8 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         "text",
         Meaning.RUNNING,
         (
-            r"(?i)^(?!.*(?:\b(?:but|not|no|never|hangs?|stuck|until|other|client|script)\b|n't))"
+            rf"(?i)^(?!.*(?:\b(?:{_CONTRAST}|{_OTHER_TIME})\b|n't|\?))"
+            r"(?!.*\b(?:all|any|each|every)\b.{0,20}\b(?:fails?|errors?)\b)"
             r".*\b(?:server|engine|vllm|it|pod|container)\b"
             r".{0,20}\b(?:still|keeps?) (?:runs?|running|up|alive|answer\w*|serv\w+|respond\w*"
             r"|generat\w+|works?|working)\b"
@@ -224,20 +243,35 @@ _WORDS = re.compile(
     r"|xid|off the bus|died|dead|memory"
     r"|back-?off|time limit|longer than|interrupted|health check|stopp|timed out|timeout|hangup"
     r"|reset|panic|lockup|hardware|shutdown|running|still|keeps| up |http/|error|lost|notready"
-    r"|low on resource|deletion|floating|trap|protection|system|TERM_|pbs)"
+    r"|low on resource|deletion|floating|trap|protection|system|TERM_|pbs|reclaim|spot|out_of_me"
+    r"|node_fail)"
 )
 _UNIT = re.compile(r"(\S+)\.service: ")
 """A unit of another name may be another program."""
+_PAST = re.compile(
+    r"(?i)\b(?:earlier|previously|formerly|used to|in the past|yesterday|(?:months?|weeks?|years?) ago"
+    r"|last (?:week|month|year|time|night)|before the|solved|fixed|resolved|no longer|was never"
+    r"|never (?:got|been|was|exited)|(?:did|was|were|has|had) ?(?:not|n't)|would"
+    r"|if (?:the|it|you|we|I)\b)"
+)
+"""Words of a sentence about another time, or about what did not happen."""
 _LONGEST = 600
 """Longest line that can be a report, in characters."""
 
 
 def report_of(text: str) -> Report | None:
-    """Return the other program's report in a line without vLLM's prefix; None if it has none."""
+    """Return the other program's report in a line without vLLM's prefix; None if it has none.
+
+    A report on a third program, or on another time, is none.
+    """
     if len(text) > _LONGEST or _WORDS.search(text) is None:
         return None
     text = text.strip()
     report = next((known for known, wordings in _TABLE if wordings.search(text)), None)
+    if report is None or report.meaning is Meaning.TROUBLE:
+        return report
+    if _PAST.search(text) or of_other_program(text):
+        return None
     unit = _UNIT.match(text)
-    other = report is not None and unit is not None and "vllm" not in unit[1].lower()
+    other = unit is not None and "vllm" not in unit[1].lower()
     return Report("systemd", Meaning.EXITED) if other else report
