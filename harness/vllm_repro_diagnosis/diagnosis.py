@@ -74,6 +74,9 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
     seen = later_evidence.union(*(server.evidence for server in servers))
     count = deaths.count + sum(server.deaths for server in servers)
     diagnosis = replace(diagnosis, evidence=_evidence(diagnosis, seen), deaths=count)
+    if deaths.ready and diagnosis.died:
+        why = f"{diagnosis.why.rstrip('.')}. A later life in this text was ready to serve."
+        diagnosis = replace(diagnosis, why=why)
     if order.broken:
         return _without_order(diagnosis, any(server.stopped for server in servers))
     return diagnosis
@@ -83,6 +86,7 @@ _LATER_DEATHS = (
     *(words.encode() for words in BEGINNINGS),
     *(b"EngineCore encountered a fatal error.", b"EngineCore failed to start."),
     *(b"died unexpectedly", b"EngineDeadError: EngineCore"),
+    b"Application startup complete.",
 )
 
 
@@ -91,12 +95,15 @@ class _LaterDeaths:
 
     def __init__(self) -> None:
         self.count = 0
+        # a later life was ready
+        self.ready = False
         self._fresh = False
 
     def feed(self, line: Line) -> None:
         """Take one line, and count it if it is the first of its life to report a death."""
         begins = boot_marker(line) is not None
-        died = any(words.decode() in line.text for words in _LATER_DEATHS[len(BEGINNINGS) :])
+        died = any(words.decode() in line.text for words in _LATER_DEATHS[len(BEGINNINGS) : -1])
+        self.ready |= _LATER_DEATHS[-1].decode() in line.text
         self.count += self._fresh and died and line.level != "INFO"
         self._fresh = begins or (self._fresh and not died)
 
@@ -109,8 +116,7 @@ def _container_of(line: Line, streams: dict[str, _Container]) -> _Container:
     server = streams.get(line.stream)
     if server is not None and (server.of_vllm or server.life.of_vllm):
         return server
-    other = of_other_program(f"{line.stream} exited {line.text}")
-    if not other and report_of(line.text) is not None:
+    if report_of(line.text) and not of_other_program(f"{line.stream} exited {line.text}"):
         of_vllm = [name for name, each in streams.items() if each.of_vllm or each.life.of_vllm]
         # compose names the container that ended; the log of `docker logs` has no name
         if len(of_vllm) == 1 and "" in (line.stream, *of_vllm):

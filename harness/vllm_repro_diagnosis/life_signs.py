@@ -15,7 +15,7 @@ from vllm_repro_diagnosis.boot_facts import BootReader
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.log_text import Line
 from vllm_repro_diagnosis.outside import Meaning, report_of
-from vllm_repro_diagnosis.program_names import begins_block, names_server
+from vllm_repro_diagnosis.program_names import PROMPT, names_server
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
     ENGINE_CORES,
@@ -45,6 +45,8 @@ class SignKind(StrEnum):
     SHUTDOWN = "shutdown"  # logged by uvicorn after a request to stop and after a death
     DRAINING = "draining"  # it stops, and waits for open requests
     CLOSED = "closed"
+    ERROR = "error"  # PyTorch or CUDA reports an error outside of a traceback
+    PROGRAM_ENDED = "program-ended"  # a program that uses vLLM without a server
     OOM_KILLED = "oom-killed"  # the kernel killed a process of this server
     OOM_NAMED = "oom-named"  # the kernel killed a process named like vLLM's, with an unknown pid
     # reports of other programs, see `outside.Meaning`
@@ -71,7 +73,7 @@ _REPORTS = {
     Meaning.EXITED: SignKind.EXITED,
     Meaning.RUNNING: SignKind.RUNNING,
 }
-_REFUTED = set(_REPORTS.values()) - {SignKind.RUNNING}
+_REFUTED = {*_REPORTS.values(), SignKind.ERROR} - {SignKind.RUNNING}
 """Signs that an answer or a token refutes if it comes later."""
 _OTHERS = {*_REPORTS.values(), SignKind.OOM_KILLED, SignKind.OOM_NAMED}
 """Lines of other programs than vLLM."""
@@ -115,6 +117,8 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("Waiting for connections to close.", SignKind.DRAINING),
     ("Application shutdown complete.", SignKind.CLOSED),
     ("Application startup complete.", SignKind.READY),
+    ("[Errno 98] error while attempting to bind on address", SignKind.SHUTDOWN),
+    ("Engine is gracefully shutting down.", SignKind.ENGINE_STOP_ASKED),  # to 0.7
 )
 _FATAL = (
     "EngineCore encountered a fatal error.",
@@ -138,6 +142,13 @@ _WORDINGS: tuple[tuple[str, SignKind], ...] = (
         r"(?:[\w.]+\.)?(?:Async|MQ)?EngineDeadError: (?=Engine|Background loop|Task finished)",
         SignKind.ENGINE_DEAD,
     ),
+)
+_ERROR = re.compile(
+    r"(?:CUDA|HIP|XPU) out of memory\. |(?:CUDA|HIP|NCCL|cuBLAS) error: |CUBLAS_STATUS_(?!SUCCESS)"
+)
+_PROGRAM_ENDED = re.compile(
+    r"(?:\[W.*)?.*destroy_process_group\(\) was not called before program exit"
+    r"|.*resource_tracker: There appear to be|\s*Throughput: [\d.]+|(?:.*\s)?PASS(?:ED)?(?:\W|$)"
 )
 _SIGN = re.compile("|".join(f"({wording})" for wording, _ in _WORDINGS))
 _ANY_SIGN = re.compile("|".join(wording for wording, _ in _WORDINGS))
@@ -192,6 +203,9 @@ class ServerLife:
         self.served = False
         # a further node's rank
         self.headless = False
+        # the last progress bar of an offline program has prompts without an answer
+        self.prompts_open: bool | None = None
+        self._of_program = False
         # a line has vLLM's prefix
         self.of_vllm = False
         # EngineCore or a worker logged an error
@@ -263,6 +277,19 @@ class ServerLife:
         # Ranks started by a launcher each log their arguments, without a pid.
         again = self._begun.get(first_words, line.raw) != line.raw and line.pid is not None
         return again or self.ready or SignKind.SHUTDOWN in self or SignKind.BOOT_FAILED in self
+
+    @property
+    def is_server(self) -> bool:
+        """Return True if a server of vLLM printed lines of this log."""
+        return self.booted or self.ready or self.of_vllm
+
+    @property
+    def offline(self) -> bool:
+        """Return True if a program used vLLM in its own process, and no API server logged."""
+        served = bool({SignKind.READY, SignKind.SHUTDOWN} & self.first.keys()) or self._answers
+        return self._of_program and not (
+            served or any(name.startswith(API_SERVERS) for name in self.pids.values())
+        )
 
     @property
     def survived_until(self) -> int:
@@ -400,6 +427,17 @@ class ServerLife:
             if kind is SignKind.READY:  # a long compilation is no hang
                 self.waits = 0
             return kind
+        if "Processed prompts:" in text and not line.level:
+            self._of_program, bar = True, text.rpartition("Processed prompts:")[2]
+            self.prompts_open = not bar.lstrip().startswith("100%")
+        self._of_program |= line.source.startswith("llm.py:")
+        ending = self._of_program or SignKind.ENGINE_STOP_ASKED in self
+        if not line.level and ending and _PROGRAM_ENDED.match(text):
+            self._of_program = True
+            return SignKind.PROGRAM_ENDED
+        by_engine = line.process.startswith(("rank", *ENGINE_NAMES)) or text.startswith("[E")
+        if by_engine and not line.level and _ERROR.search(text):
+            return SignKind.ERROR
         if text.startswith("No available shared memory broadcast block found"):
             self.waits += 1
         if "Avg prompt throughput: " in text and (match := _STATS.match(text)):
@@ -418,14 +456,16 @@ class ServerLife:
 
     def _report(self, text: str, number: int) -> SignKind | None:
         """Return the sign in another program's report, unless the lines around name a third."""
-        if number > self._last_bare + 1 or begins_block(text):
+        if number > self._last_bare + 1 or not text or PROMPT.match(text):
             self._of_server, self._block = None, number
         self._last_bare = number
         named = names_server(text)
         if named is False and self._of_server is None:  # `docker inspect` ends with the name
-            later = (kind for kind in _REPORTS.values() if (self.line_of(kind) or 0) >= self._block)
-            for kind in [*later]:
-                del self.first[kind]
+            self.first = {
+                kind: sign
+                for kind, sign in self.first.items()
+                if kind not in _REPORTS.values() or sign.line < self._block
+            }
         self._of_server = self._of_server if named is None else named
         report = report_of(text)
         if report is None or self._of_server is False:

@@ -53,12 +53,10 @@ _CONTRAST = (
     "|nothing|without|refused|unreachable|timed? ?out|timeouts?|hangs?|stuck|dead|died|crash\\w*"
     "|kill\\w*|gone|restart\\w*|other|another|second|client|script|if|whether|should|would|could"
     "|can|may|might|must|expect\\w*|seems?|appears?|think|assume\\w*|hope|check|verify|ensure"
-)
-"""Words of a sentence that states more than that a server runs on, or does not state it."""
-_OTHER_TIME = (
-    "before|earlier|previously|formerly|once|used to|last|yesterday|ago|first|then|when|week|month"
+    "|before|earlier|previously|formerly|once|used to|last|yesterday|ago|first|then|when|week|month"
     "|upgrad\\w+|downgrad\\w+|roll\\w* ?back|version|release|older?|v?\\d+\\.\\d+"
 )
+"""Words of a sentence that states more than that a server runs on now, or does not state it."""
 _OURS = r"(?:vllm|python|pt_main|ray|VLLM)[\w:. -]*"
 _ROWS: tuple[tuple[str, Meaning, str], ...] = (
     ("exit status", Meaning.KILLED, rf"{_EXIT}(?:13[245679]|-(?:[46-9]|11))(?!\d|\.\d)"),
@@ -212,7 +210,8 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         (
             # Created and started at the same time, and never restarted.
             r"\b((?:\d+|An?|About an?) \w+) ago\s+Up \1\b(?! \((?:unhealthy|Paused))"
-            r"|^(?!.* ago\s+Up ).*\sUp (?:\d+|About|Less)[\w ]*\b(?:second|minute|hour|day|week)s?\b"
+            r"|^(?!.* ago\s+Up ).*\sUp (?:\d+|About|Less)[\w ]*\b"
+            r"(?:second|minute|hour|day|week)s?\b"
             r"(?! \((?:unhealthy|Paused))|\s(\d+)/\2\s+Running\s+0\b"
             r"|\bActive: active \(running\)"
             r"|\sRUNNING\s+pid \d+, uptime|^(?:< ?)?HTTP/[\d.]+ 200\b"
@@ -222,7 +221,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         "text",
         Meaning.RUNNING,
         (
-            rf"(?i)^(?!.*(?:\b(?:{_CONTRAST}|{_OTHER_TIME})\b|n't|\?))"
+            rf"(?i)^(?!.*(?:\b(?:{_CONTRAST})\b|n't|\?))"
             r"(?!.*\b(?:all|any|each|every)\b.{0,20}\b(?:fails?|errors?)\b)"
             r".*\b(?:server|engine|vllm|it|pod|container)\b"
             r".{0,20}\b(?:still|keeps?) (?:runs?|running|up|alive|answer\w*|serv\w+|respond\w*"
@@ -246,11 +245,12 @@ _WORDS = re.compile(
     r"|low on resource|deletion|floating|trap|protection|system|TERM_|pbs|reclaim|spot|out_of_me"
     r"|node_fail)"
 )
-_UNIT = re.compile(r"(\S+)\.service: ")
+_OTHER_UNIT = re.compile(r"(?i)(?!\S*vllm)\S+\.service: ")
 """A unit of another name may be another program."""
 _PAST = re.compile(
-    r"(?i)\b(?:earlier|previously|formerly|used to|in the past|yesterday|(?:months?|weeks?|years?) ago"
-    r"|last (?:week|month|year|time|night)|before the|solved|fixed|resolved|no longer|was never"
+    r"(?i)\b(?:earlier|previously|formerly|used to|in the past|yesterday"
+    r"|(?:month|week|year)s? ago|last (?:week|month|year|time|night)|before the|solved|fixed"
+    r"|resolved|no longer|was never"
     r"|never (?:got|been|was|exited)|(?:did|was|were|has|had) ?(?:not|n't)|would"
     r"|if (?:the|it|you|we|I)\b)"
 )
@@ -272,6 +272,4 @@ def report_of(text: str) -> Report | None:
         return report
     if _PAST.search(text) or of_other_program(text):
         return None
-    unit = _UNIT.match(text)
-    other = unit is not None and "vllm" not in unit[1].lower()
-    return Report("systemd", Meaning.EXITED) if other else report
+    return Report("systemd", Meaning.EXITED) if _OTHER_UNIT.match(text) else report

@@ -65,18 +65,18 @@ _CONTEXT = re.compile(
     r"|\b(?:inspect|status|describe pods?)[ /]+([a-z][\w.-]*)$"
 )
 """Lines that name the program of the lines below them, and that of a response or of `inspect`."""
-_PROMPT = re.compile(r"^(?:[$#%❯]|\S+@\S+[$#]) (.*)")
-_COMMAND = re.compile(
-    r"(?:python[\d.]*|uv|poetry|locust|wrk|k6|ab|hey|guidellm|aiperf|genai-perf)\b"
+PROMPT = re.compile(
+    r"^(?:[$#%❯]|\S+@\S+[$#]) "
+    r"((?:python[\d.]*|uv|poetry|locust|wrk|k6|ab|hey|guidellm|aiperf)\b.*)?"
 )
+"""A prompt, with the command if it is of a program that may be a client."""
 _OF_VLLM = re.compile(r"/(?:health|v1/|metrics|version|ping|generate|tokenize)|localhost|127\.0\.0")
 """Addresses that vLLM answers."""
 
 
 def _is_server(name: str) -> bool:
     """Return True if this is a name or command line of vLLM or of a server of a model."""
-    sure = _SURE.search(name) is not None
-    return sure or (_SERVER.search(name) is not None and _OTHER.search(name) is None)
+    return bool(_SURE.search(name) or (_SERVER.search(name) and not _OTHER.search(name)))
 
 
 def of_other_program(text: str) -> bool:
@@ -89,17 +89,12 @@ def of_other_program(text: str) -> bool:
     return _OTHER.search(words) is not None and _SERVER.search(words) is None
 
 
-def begins_block(text: str) -> bool:
-    """Return True if what the lines before this name is no longer meant: a gap, or a prompt."""
-    return not text or _PROMPT.match(text) is not None
-
-
 def names_server(text: str) -> bool | None:
     """Return whether a line names the server as what the lines around it report on.
 
     False: it names another program. None: it names nothing.
     """
-    if (prompt := _PROMPT.match(text)) and _COMMAND.match(prompt[1]):
+    if (prompt := PROMPT.match(text)) and prompt[1]:
         return _is_server(prompt[1])
     match = _CONTEXT.search(text)
     name = next(filter(None, match.groups()), "") if match else ""

@@ -114,7 +114,8 @@ def run(arguments: argparse.Namespace) -> int:
     if diagnosis.exception and not matching:
         body.append("no known scenario has this signature")
     for line in filter(None, body):
-        print(shown(line))
+        # the name of a file that somebody typed is no secret, and a command needs all of it
+        print(name.join(shown(part) for part in line.split(name)))
     return status
 
 
