@@ -453,10 +453,16 @@ def _in_vllm(raised: Raised) -> bool:
 
 def _of_server(raised: Raised) -> bool:
     """Return True if the outermost frame is of `vllm serve` or of an entry point's module."""
-    outer = next((frame for frame in raised.frames if "runpy" not in frame.file), None)
-    if outer is None or outer.function != "<module>":
-        return False
-    return outer.file.rpartition("/")[2] == "vllm" or outer.file.startswith("vllm/entrypoints/")
+    frames = [
+        frame
+        for frame in raised.frames
+        if not re.search("runpy|<string>|multiprocessing", frame.file)
+    ]
+    outer = " ".join(frame.file for frame in frames[:2])
+    return bool(frames) and frames[0].function == "<module>" and bool(_ENTRY.match(outer))
+
+
+_ENTRY = re.compile(r"(?:\S*/)?vllm(?: |$)|vllm/entrypoints/|\S+ vllm/entrypoints/cli/")
 
 
 _SURVIVED = ("Invocation of ", "Unexpected error pre-processing", "Traceback")
@@ -554,6 +560,7 @@ def _pasted(case: _Case) -> Diagnosis | None:
     missing = reported or case.engine_missing is not None
     quoted = life.quoted and root is not None and bool(root.raised.frames)
     if (missing and not case.ordered) or quoted:
+        root = None if root and _of_script(root.raised) else root  # a client's
         cause = f": {_named(root)}" if root else ""
         return _died(f"The text reports that the engine died{cause}.", root)
     if root is None or (_is_exit(root.raised) and SignKind.ENDED in life):

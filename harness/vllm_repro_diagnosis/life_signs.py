@@ -431,12 +431,11 @@ class ServerLife:
             self._of_program, bar = True, text.rpartition("Processed prompts:")[2]
             self.prompts_open = not bar.lstrip().startswith("100%")
         self._of_program |= line.source.startswith("llm.py:")
-        ending = self._of_program or SignKind.ENGINE_STOP_ASKED in self
-        if not line.level and ending and _PROGRAM_ENDED.match(text):
-            self._of_program = True
+        if not line.level and _PROGRAM_ENDED.match(text):
+            self._of_program |= SignKind.ENGINE_STOP_ASKED in self
             return SignKind.PROGRAM_ENDED
-        by_engine = line.process.startswith(("rank", *ENGINE_NAMES)) or text.startswith("[E")
-        if by_engine and not line.level and _ERROR.search(text):
+        of_engine = line.process.startswith(("rank", *ENGINE_NAMES)) or text.startswith("[E")
+        if of_engine and not line.level and _ERROR.search(text):
             return SignKind.ERROR
         if text.startswith("No available shared memory broadcast block found"):
             self.waits += 1

@@ -84,8 +84,7 @@ def of_other_program(text: str) -> bool:
     parts = [part for match in _NAMES.finditer(text) for part in match.groups() if part]
     if names := [part for part in parts if not _NOBODY.fullmatch(part)]:
         return not any(map(_is_server, names))
-    subject = _SUBJECT.search(text)
-    words = subject[1] if subject else text
+    words = subject[1] if (subject := _SUBJECT.search(text)) else text
     return _OTHER.search(words) is not None and _SERVER.search(words) is None
 
 

@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -265,6 +266,13 @@ def test_the_next_step_of_an_unknown_death(harness: Harness, message: str, searc
     assert (found["line"], found["time"], found["deaths"]) == (2, "11-20 08:24:30", 1)
     lines = harness("diagnose", "-", stdin=log).out.splitlines()
     assert lines[1] == f"next: {'; '.join(found['next'])}"
+
+
+@pytest.mark.parametrize("name", ["dgx-spark-local-llm-laguna-int4-start.log", "my server.log"])
+def test_the_next_command_names_the_whole_file(harness: Harness, tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_text("RuntimeError: Engine core initialization failed. See root cause above.\n")
+    assert f"vllm-repro intake {shlex.quote(str(file))}" in harness("diagnose", str(file)).out
 
 
 def test_a_crash_that_is_reported_again_after_its_fix(harness: Harness) -> None:
