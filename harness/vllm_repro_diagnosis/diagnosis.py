@@ -116,7 +116,7 @@ def _container_of(line: Line, streams: dict[str, _Container]) -> _Container:
     server = streams.get(line.stream)
     if server is not None and (server.of_vllm or server.life.of_vllm):
         return server
-    if report_of(line.text) and not of_other_program(f"{line.stream} exited {line.text}"):
+    if report_of(line.text) and not of_other_program(f"name={line.stream} {line.text}"):
         of_vllm = [name for name, each in streams.items() if each.of_vllm or each.life.of_vllm]
         # compose names the container that ended; the log of `docker logs` has no name
         if len(of_vllm) == 1 and "" in (line.stream, *of_vllm):

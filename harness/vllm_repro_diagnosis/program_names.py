@@ -22,7 +22,7 @@ _OTHER = re.compile(
     r"|frontend|qdrant|milvus|chroma\w*|weaviate|minio|etcd|celery|locust|bench\w*|clients?"
     r"|load[ _-]?(?:gen\w*|test\w*)|load\.py|pytest|evaluat\w*|lm_eval|curl|wrk|k6|jupyter\w*"
     r"|notebook|exporter|sidecar|download\w*|chrome|firefox|laptop|browser|llama[._-]?cpp"
-    r"|llama-server|train\w*|watchdog|autoscaler|database|db)(?![a-z])"
+    r"|llama-server|train\w*|ptxas|cicc|nvcc|cc1plus|compiler|watchdog|autoscaler|database|db)(?![a-z])"
     r"|http\.server|_(?:bench|client|test|eval)\b|\btest_\w+\.py|ollama|litellm|webui|benchmark"
 )
 """Names of programs that run beside a server."""
@@ -30,7 +30,7 @@ _NOBODY = re.compile(
     r"(?i)(?:an?|the|this|process(?:es)?|worker|container|command|jobs?|tasks?|program|server|it"
     r"|service|step|pod|child|main|instance|node|run|all|up|start|(?:/\S*/)?(?:python[\d.]*|env"
     r"|(?:ba|z|fi)?sh)|batch|extern|exec|nohup|rank|exit(?:ed)?|status|code|state|signal|which"
-    r"|that|in|id|was|is|has|will|die|oom|kill|killed|failed|instance|engine|runtime|to|on|with|and"
+    r"|that|in|id|ago|was|is|has|will|die|oom|kill|killed|failed|instance|engine|runtime|to|on|with|and"
     r"|sha256:\S*|[0-9a-f]*|on-failure|no|always|unless-stopped|overlay2?|gpu\d*|[\d.:]+"
     r"|localhost\S*|[\W_]*)"
 )
@@ -49,10 +49,12 @@ _NAMES = re.compile(
     r"|^\d+(?:[._]\w+)?\s+(\S+)\s.*\b(?:OUT_OF_ME|TIMEOUT|PREEMPTED|NODE_FAIL|CANCELLED)"
     r"|\b(?:image|name|container|pod)=[\\\"]*([\w./:@-]+)"
     r"|\"(?:Names?|Path|Image|Command|Service)\":\s*\"/?([^\"]+)"
-    r"|^([\w.-]+?)(?:\.\d+)?(?:\.\w+)?\s+\"task:|\b(?:[Cc]ontainer|(?<!by )pod) ([a-z][\w.-]*)"
-    r"|^(?:[0-9a-f]{4,12}\s+)?([\w./:@-]+)\s(?:.*\s)?(?:Exited \(|Up (?:\d|About|Less)).*?(\S+)$"
-    # the first word of a line
-    r"|^([\w./-]+) (?:finished|exited|ended|terminated|died|failed) "
+    r"|^([\w.-]+?)(?:\.\d+)?(?:\.\w+)?\s+\"task:|\b(?:[Cc]ontainer|(?<!by )[Pp]od) (?:\w+/)?"
+    r"([a-z]\w*[-_.\d][\w.-]*)|^([\w./:@-]+)\s+(?:Exited \(|Up (?:\d|About|Less))"
+    r"|^(?:[0-9a-f]{4,12}\s+|(?=\S+\s{2}))([\w./:@-]+)\s.*(?:Exited \(|Up (?:\d|About)).*?(\S+)$"
+    r"|\bProcess \d+ \(([^)]+)\)"
+    # the first word of a line, if it looks like a name
+    r"|^(\w*[-_./\d][\w./-]*) (?:finished|exited|ended|terminated|died|failed) "
 )
 _SUBJECT = re.compile(
     r"((?:[\w./-]+ ){1,3})(?:(?:was|were|got|gets|is|has been|had|then|also) ){0,2}"
