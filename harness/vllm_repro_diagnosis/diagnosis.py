@@ -21,8 +21,7 @@ from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.judgement import Diagnosis, Phase, judge_life
 from vllm_repro_diagnosis.life_signs import BEGINNINGS, ServerLife, boot_marker
 from vllm_repro_diagnosis.log_text import Line, read_lines
-from vllm_repro_diagnosis.outside import report_of
-from vllm_repro_diagnosis.program_names import of_other_program
+from vllm_repro_diagnosis.outside import of_other_program, report_of
 
 __all__ = ["Diagnosis", "Phase", "diagnose"]
 

@@ -14,8 +14,7 @@ from enum import StrEnum
 from vllm_repro_diagnosis.boot_facts import BootReader
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.log_text import Line
-from vllm_repro_diagnosis.outside import Meaning, report_of
-from vllm_repro_diagnosis.program_names import PROMPT, names_server
+from vllm_repro_diagnosis.outside import PROMPT, Meaning, names_server, report_of
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
     ENGINE_CORES,
