@@ -21,7 +21,7 @@ from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.judgement import Diagnosis, Phase, judge_life
 from vllm_repro_diagnosis.life_signs import BEGINNINGS, ServerLife, boot_marker
 from vllm_repro_diagnosis.log_text import Line, from_the_end, read_lines
-from vllm_repro_diagnosis.outside import report_of
+from vllm_repro_diagnosis.outside import of_other_program, report_of
 
 __all__ = ["Diagnosis", "Phase", "diagnose"]
 
@@ -78,6 +78,9 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
     seen = later_evidence.union(*(server.evidence for server in servers))
     count = deaths.count + sum(server.deaths for server in servers)
     diagnosis = replace(diagnosis, evidence=_evidence(diagnosis, seen), deaths=count)
+    if deaths.ready and diagnosis.died:
+        why = f"{diagnosis.why.rstrip('.')}. A later life in this text was ready to serve."
+        diagnosis = replace(diagnosis, why=why)
     if order.broken:
         if kept and (again := diagnose(from_the_end(kept), we_terminated=we_terminated)).died:
             return again
@@ -91,6 +94,7 @@ _LATER_DEATHS = (
     *(words.encode() for words in BEGINNINGS),
     *(b"EngineCore encountered a fatal error.", b"EngineCore failed to start."),
     *(b"died unexpectedly", b"EngineDeadError: EngineCore"),
+    b"Application startup complete.",
 )
 
 
@@ -99,12 +103,15 @@ class _LaterDeaths:
 
     def __init__(self) -> None:
         self.count = 0
+        # a later life was ready
+        self.ready = False
         self._fresh = False
 
     def feed(self, line: Line) -> None:
         """Take one line, and count it if it is the first of its life to report a death."""
         begins = boot_marker(line) is not None
-        died = any(words.decode() in line.text for words in _LATER_DEATHS[len(BEGINNINGS) :])
+        died = any(words.decode() in line.text for words in _LATER_DEATHS[len(BEGINNINGS) : -1])
+        self.ready |= _LATER_DEATHS[-1].decode() in line.text
         self.count += self._fresh and died and line.level != "INFO"
         self._fresh = begins or (self._fresh and not died)
 
@@ -117,7 +124,7 @@ def _container_of(line: Line, streams: dict[str, _Container]) -> _Container:
     server = streams.get(line.stream)
     if server is not None and (server.of_vllm or server.life.of_vllm):
         return server
-    if report_of(line.text) is not None:
+    if report_of(line.text) and not of_other_program(f"name={line.stream} {line.text}"):
         of_vllm = [name for name, each in streams.items() if each.of_vllm or each.life.of_vllm]
         # compose names the container that ended; the log of `docker logs` has no name
         if len(of_vllm) == 1 and "" in (line.stream, *of_vllm):

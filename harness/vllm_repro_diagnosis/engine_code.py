@@ -48,7 +48,7 @@ _BOOT = _names(
     "load_model"
 )
 _START = _names("""
-    <module> build_async_engine_client build_async_engine_client_from_engine_args
+    build_async_engine_client build_async_engine_client_from_engine_args
     create_engine_config create_server_socket from_engine_args run_headless run_server
 """)
 # Calls that a client requests beside the steps (a LoRA adapter, sleeping): the engine returns their

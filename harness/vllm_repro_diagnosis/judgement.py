@@ -453,18 +453,16 @@ def _uncaught(case: _Case) -> Diagnosis | None:
         return None
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _crash(crash, cause)
-    return None if life.ready else _death_at_start(case, frozenset())
+    return None if life.ready else _death_at_start(case)
 
 
-def _death_at_start(case: _Case, but: frozenset[str]) -> Diagnosis | None:
-    """Judge an exception of the server program before an engine served; None without one.
-
-    but: functions that do not show that the traceback is the server program's.
-    """
+def _death_at_start(case: _Case) -> Diagnosis | None:
+    """Judge an exception of the server program before an engine served; None without one."""
     for raised in case.raised:
         # The interpreter prints an uncaught exception without a level, with the program's frames.
-        of_program = starting(frozenset(raised.functions) - but) and not raised.of_side_thread
-        if raised.level or not (of_program or raised.headline == UNCAUGHT):
+        by_function = starting(frozenset(raised.functions)) and _in_vllm(raised)
+        by_server = (_of_server(raised) and not case.paste) or raised.headline == UNCAUGHT
+        if raised.level or raised.of_side_thread or not (by_function or by_server):
             continue
         if _is_exit(raised):
             return None
@@ -486,6 +484,26 @@ def _inspected(case: _Case, raised: Raised) -> Root | None:
     return Root(raised=errors[-1]) if errors else None
 
 
+def _in_vllm(raised: Raised) -> bool:
+    """Return True if the exception, or one that it came from, passed through vLLM's code."""
+    files = (frame.file for link in raised.links for frame in link.frames)
+    return any("vllm" in file and not file.endswith("setup.py") for file in files)
+
+
+def _of_server(raised: Raised) -> bool:
+    """Return True if the outermost frame is of `vllm serve` or of an entry point's module."""
+    frames = [
+        frame
+        for frame in raised.frames
+        if not re.search("runpy|<string>|multiprocessing", frame.file)
+    ]
+    outer = " ".join(frame.file for frame in frames[:2])
+    return bool(frames) and frames[0].function == "<module>" and bool(_ENTRY.match(outer))
+
+
+_ENTRY = re.compile(r"(?:\S*/)?vllm(?: |$)|vllm/entrypoints/|\S+ vllm/entrypoints/cli/")
+
+
 _SURVIVED = ("Invocation of ", "Unexpected error pre-processing", "Traceback")
 _OF_ONE_CALL = frozenset({"process_input_sockets", "_invoke_utility_method"})
 """Headlines and functions of core.py for errors that fail one call: the engine goes on."""
@@ -499,10 +517,15 @@ def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
     return (
         is_core(raised.process, raised.source)
         and raised.level in ("ERROR", "CRITICAL")
-        and not raised.headline.startswith(_SURVIVED)
-        and not _OF_ONE_CALL.intersection(raised.functions)
+        and not _of_one_call(raised)
         and raised.first_line > case.life.survived_until
     )
+
+
+def _of_one_call(raised: Raised) -> bool:
+    """Return True if the exception failed one call of the engine, which goes on."""
+    called = _OF_ONE_CALL.intersection(raised.functions)
+    return raised.headline.startswith(_SURVIVED) or bool(called)
 
 
 def _failed_script(case: _Case) -> Diagnosis | None:
@@ -512,18 +535,32 @@ def _failed_script(case: _Case) -> Diagnosis | None:
     """
     life = case.life
     server = life.ready or any(name.startswith(API_SERVERS) for name in life.pids.values())
-    if server or case.cause is not None or case.engine_missing is None:
+    of_engine = case.cause is not None and not _of_script(case.cause.raised)
+    if server or of_engine or case.engine_missing is None:
         return None
+    if life.offline and life.prompts_open is False and not case.raised:
+        why = "The program that uses vLLM had its answers when its engine ended, perhaps with it"
+        return _undecided(f"{why}; this log does not show whether the engine ended first.")
     for raised in case.raised:
-        files = [frame.file for link in raised.links for frame in link.frames]
-        in_script = raised.functions[:1] == ("<module>",) and not any(
-            "vllm" in file for file in files
-        )
-        if in_script and not raised.process and _before(raised.first_line, case.engine_missing):
+        if _of_script(raised) and _before(raised.first_line, case.engine_missing):
             root = Root(raised=raised)
             why = "The script that uses vLLM failed in its own code, and its engine ended with it"
             return _undecided(f"{why}: {_named(root)}.", root)
     return None
+
+
+def _of_script(raised: Raised) -> bool:
+    """Return True if a program that is not vLLM's did not catch an exception of its own code."""
+    # torch puts the rank before an uncaught exception
+    named = raised.process and not raised.process.startswith("rank")
+    if raised.level or named or _in_vllm(raised) or raised.reports_dead_engine:
+        return False
+    # a notebook prints a line above its traceback, and frames in a form of its own
+    of_notebook = not raised.frames and raised.headline.startswith("--------")
+    return of_notebook or raised.functions[:1] in (("<module>",), ("_run_module_as_main",))
+
+
+_OTHER_FAILED = "A script, a client or a build failed, which does not show whether an engine died"
 
 
 def _multiprocessing(case: _Case) -> Diagnosis | None:
@@ -566,9 +603,10 @@ def _pasted(case: _Case) -> Diagnosis | None:
     missing = reported or case.engine_missing is not None
     quoted = life.quoted and root is not None and bool(root.raised.frames)
     if (missing and not case.ordered) or quoted:
+        root = None if root and _of_script(root.raised) else root  # a client's
         cause = f": {_named(root)}" if root else ""
         return _died(f"The text reports that the engine died{cause}.", root)
-    if root is None:
+    if root is None or (_is_exit(root.raised) and SignKind.ENDED in life):
         return None
     if _leaves(root):
         why = "An exception left the engine's step or boot, where nothing catches it"
@@ -577,19 +615,43 @@ def _pasted(case: _Case) -> Diagnosis | None:
     if starting(functions - {"<module>"}) and not _is_exit(root.raised):
         return _died(f"The server ended while it booted: {_named(root)}.", root, Phase.BOOT)
     why = "An exception without its log does not show whether an engine died"
-    return _death_at_start(case, frozenset({"<module>"})) or _undecided(
-        f"{why}: {_named(root)}.", root
-    )
+    if "run_asgi" in functions:
+        why = "An exception failed one request, which does not show whether the engine died"
+    elif _of_script(root.raised) or (root.frames and not _in_vllm(root.raised)):
+        why = _OTHER_FAILED
+    return _death_at_start(case) or _undecided(f"{why}: {_named(root)}.", root)
+
+
+def _killed_or_ended(case: _Case) -> Diagnosis | None:
+    """Judge a server that a signal ended, as only the line of another program can show."""
+    first = case.life.first
+    killed, ended = first.get(SignKind.BY_SIGNAL), first.get(SignKind.ENDED)
+    if killed is None or case.ordered or not case.life.is_server:
+        return None
+    # Slurm, the kubelet and others kill what does not end in time; of memory they say so.
+    of_memory = re.search("(?i)oom|memory", killed.text)
+    if ended is not None and ended.line < killed.line and not of_memory:
+        return _undecided(f"{_OUTSIDE[SignKind.ENDED]}: {ended.text}")
+    return _died(f"It was killed, as another program reports: {killed.text}")
+
+
+def _offline(case: _Case) -> Diagnosis | None:
+    """Judge a program that uses vLLM in its own process, without a server, and that ended."""
+    life = case.life
+    ended = SignKind.PROGRAM_ENDED in life or case.engine_stop_asked
+    if not life.offline or case.raised or not ended or case.first_end is not None:
+        return None
+    if life.prompts_open:
+        return _undecided(
+            "The program that uses vLLM ended while prompts were open; this log does not show why."
+        )
+    why = "The program that uses vLLM has its answers, and ended with its engine in order."
+    return _lives(why, Phase.SHUTDOWN)
 
 
 def _by_single_sign(case: _Case) -> Diagnosis | None:
     """Judge a log in which nothing was raised by its signs, the strongest first."""
     life, first, terminated = case.life, case.life.first, case.we_terminated
-    # Only the line of another program can show that a signal ended vLLM.
-    ended = first.get(SignKind.BY_SIGNAL)
-    server = life.booted or life.ready or life.of_vllm
-    if ended is not None and not case.ordered and server:
-        return _died(f"It was killed, as another program reports: {ended.text}")
     # A server that is scaled and a proxy return 503 too.
     unhealthy = case.line(SignKind.HEALTH_503)
     if unhealthy is not None and not _before(case.stop_asked, unhealthy):
@@ -628,7 +690,7 @@ def _by_single_sign(case: _Case) -> Diagnosis | None:
             "A worker outlived its parent process; this log does not show how the parent ended."
         )
     for kind, meaning in _OUTSIDE.items():
-        if kind in first and not case.ordered and server:
+        if kind in first and not case.ordered and life.is_server:
             return _undecided(f"{meaning}: {first[kind].text}")
     return None
 
@@ -654,6 +716,22 @@ def _stopped(case: _Case) -> Diagnosis | None:
         return _undecided(
             "This log holds only the end of a shutdown; why the server stopped came before."
         )
+    cause, error = case.cause, life.first.get(SignKind.ERROR)
+    ends = cause is not None and not _of_one_call(cause.raised)
+    if cause is not None and ends and life.survived_until < cause.raised.first_line:
+        error = error or Sign(cause.raised.first_line, _named(cause))
+    if (
+        error is not None
+        and _before(error.line, case.stop_asked)
+        and SignKind.STOP_ASKED not in life
+    ):
+        return _undecided(
+            "An error came before the shutdown, which may be its cause; the lines that would show "
+            f"it are not in this text: {error.text}",
+            cause,
+        )
+    if (port := life.first.get(SignKind.SHUTDOWN)) and port.text.startswith("[Errno"):
+        return _lives(f"The server could not open its port, and shut down in order: {port.text}")
     return _lives(
         "The server was stopped and shut down in order; errors that it logged meanwhile are no "
         "crash.",
@@ -688,6 +766,8 @@ def _open_end(case: _Case) -> Diagnosis:
     if cause is not None and not case.paste:
         why = "The engine raised an exception, and this log does not show what followed"
         return _undecided(f"{why}: {_named(cause)}.", cause)
+    if script := next(filter(_of_script, case.raised), None):
+        return _undecided(f"{_OTHER_FAILED}: {_named(Root(raised=script))}.", Root(raised=script))
     if not case.paste:
         return _undecided(
             "This part of a log shows neither a boot nor an answered request: paste it from the "
@@ -706,13 +786,16 @@ def _silence(case: _Case) -> Diagnosis:
     running = life.first.get(SignKind.RUNNING)
     if running is not None and life.ready:
         return _lives(f"The engine works where its log ends, and it still runs: {running.text}")
-    state = "still booting, without a failure"
-    if life.ready:
-        state = "answering requests" if any(life.busy.values()) else "without a failure"
+    state = "The server was still booting, without a failure"
+    if life.offline:
+        state = "The program that uses vLLM ran without a failure"
+    elif life.ready:
+        working = any(life.busy.values())
+        state = f"The server was {'answering requests' if working else 'without a failure'}"
     last, where = life.last_line, ""
     if last is not None:
         where = f" (line {shown(last.number)}{', ' + last.stamp if last.stamp else ''})"
-    why = f"The server was {state} where this log ends{where}: it may run on, or have been killed"
+    why = f"{state} where this log ends{where}: it may run on, or have been killed"
     return replace(_undecided(f"{why}. {_LOOK}"), open_end=True)
 
 
@@ -724,7 +807,7 @@ _LOOK = (
 
 _RULES = (
     *(_refused, _by_kernel, _last_words, _silent_end, _uncaught, _multiprocessing, _pasted),
-    *(_by_single_sign, _stopped),
+    *(_killed_or_ended, _offline, _by_single_sign, _stopped),
 )
 """Rules in the order in which they are tried.
 
@@ -796,7 +879,9 @@ def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
     asked = life.open and diagnosis.died
     if not life.ready and not asked:
         failed = SignKind.BOOT_FAILED in life
-        return Phase.BOOT if failed or (life.booted and not life.headless) else None
+        return (
+            Phase.BOOT if failed or (life.booted and not (life.headless or life.offline)) else None
+        )
     waited = any(raised.of_dead_engine and "generate" in raised.functions for raised in case.raised)
     broken = SignKind.STREAM_FAILED in life and diagnosis.died
     serving = waited or broken or asked or SignKind.SERVER_ERROR in life or any(life.busy.values())

@@ -14,7 +14,7 @@ from enum import StrEnum
 from vllm_repro_diagnosis.boot_facts import BootReader
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.log_text import Line
-from vllm_repro_diagnosis.outside import Meaning, report_of
+from vllm_repro_diagnosis.outside import PROMPT, Meaning, names_server, report_of
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
     ENGINE_CORES,
@@ -46,6 +46,8 @@ class SignKind(StrEnum):
     SHUTDOWN = "shutdown"  # logged by uvicorn after a request to stop and after a death
     DRAINING = "draining"  # it stops, and waits for open requests
     CLOSED = "closed"
+    ERROR = "error"  # PyTorch or CUDA reports an error outside of a traceback
+    PROGRAM_ENDED = "program-ended"  # a program that uses vLLM without a server
     OOM_KILLED = "oom-killed"  # the kernel killed a process of this server
     OOM_NAMED = "oom-named"  # the kernel killed a process named like vLLM's, with an unknown pid
     # reports of other programs, see `outside.Meaning`
@@ -72,7 +74,7 @@ _REPORTS = {
     Meaning.EXITED: SignKind.EXITED,
     Meaning.RUNNING: SignKind.RUNNING,
 }
-_REFUTED = {*_REPORTS.values(), SignKind.PEER_LOST} - {SignKind.RUNNING}
+_REFUTED = {*_REPORTS.values(), SignKind.PEER_LOST, SignKind.ERROR} - {SignKind.RUNNING}
 """Signs that an answer or a token refutes if it comes later."""
 _OTHERS = {*_REPORTS.values(), SignKind.OOM_KILLED, SignKind.OOM_NAMED}
 """Lines of other programs than vLLM."""
@@ -118,6 +120,8 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("Waiting for connections to close.", SignKind.DRAINING),
     ("Application shutdown complete.", SignKind.CLOSED),
     ("Application startup complete.", SignKind.READY),
+    ("[Errno 98] error while attempting to bind on address", SignKind.SHUTDOWN),
+    ("Engine is gracefully shutting down.", SignKind.ENGINE_STOP_ASKED),  # to 0.7
 )
 _FATAL = (
     "EngineCore encountered a fatal error.",
@@ -155,6 +159,13 @@ _WORDINGS: tuple[tuple[str, SignKind], ...] = (
         r"(?:[\w.]+\.)?(?:Async|MQ)?EngineDeadError: (?=Engine|Background loop|Task finished)",
         SignKind.ENGINE_DEAD,
     ),
+)
+_ERROR = re.compile(
+    r"(?:CUDA|HIP|XPU) out of memory\. |(?:CUDA|HIP|NCCL|cuBLAS) error: |CUBLAS_STATUS_(?!SUCCESS)"
+)
+_PROGRAM_ENDED = re.compile(
+    r"(?:\[W.*)?.*destroy_process_group\(\) was not called before program exit"
+    r"|.*resource_tracker: There appear to be|\s*Throughput: [\d.]+|(?:.*\s)?PASS(?:ED)?(?:\W|$)"
 )
 _SIGN = re.compile("|".join(f"({wording})" for wording, _ in _WORDINGS))
 _ANY_SIGN = re.compile("|".join(wording for wording, _ in _WORDINGS))
@@ -210,6 +221,9 @@ class ServerLife:
         self.served = False
         # a further node's rank
         self.headless = False
+        # the last progress bar of an offline program has prompts without an answer
+        self.prompts_open: bool | None = None
+        self._of_program = False
         # a line has vLLM's prefix
         self.of_vllm = False
         # EngineCore or a worker logged an error
@@ -244,6 +258,10 @@ class ServerLife:
         self._begun: dict[str, str] = {}
         # the last line with an answer or with tokens
         self._alive: float = 0
+        # lines of other programs: whether they name the server, their first line and their last
+        self._of_server: bool | None = None
+        self._block: float = 0
+        self._last_bare: float = 0
         self._answers: deque[float] = deque(maxlen=_SURVIVED)
 
     def __contains__(self, kind: SignKind) -> bool:
@@ -280,6 +298,19 @@ class ServerLife:
         # Ranks started by a launcher each log their arguments, without a pid.
         again = self._begun.get(first_words, line.raw) != line.raw and line.pid is not None
         return again or self.ready or SignKind.SHUTDOWN in self or SignKind.BOOT_FAILED in self
+
+    @property
+    def is_server(self) -> bool:
+        """Return True if a server of vLLM printed lines of this log."""
+        return self.booted or self.ready or self.of_vllm
+
+    @property
+    def offline(self) -> bool:
+        """Return True if a program used vLLM in its own process, and no API server logged."""
+        served = bool({SignKind.READY, SignKind.SHUTDOWN} & self.first.keys()) or self._answers
+        return self._of_program and not (
+            served or any(name.startswith(API_SERVERS) for name in self.pids.values())
+        )
 
     @property
     def survived_until(self) -> float:
@@ -422,6 +453,16 @@ class ServerLife:
             return kind
         if text.startswith(_REQUEST):
             self.open = "prompts: 100%" not in text[:30]
+        if "Processed prompts:" in text and not line.level:
+            self._of_program, bar = True, text.rpartition("Processed prompts:")[2]
+            self.prompts_open = not bar.lstrip().startswith("100%")
+        self._of_program |= line.source.startswith("llm.py:")
+        if not line.level and _PROGRAM_ENDED.match(text):
+            self._of_program |= SignKind.ENGINE_STOP_ASKED in self
+            return SignKind.PROGRAM_ENDED
+        of_engine = line.process.startswith(("rank", *ENGINE_NAMES)) or text.startswith("[E")
+        if of_engine and not line.level and _ERROR.search(text):
+            return SignKind.ERROR
         if text.startswith("No available shared memory broadcast block found"):
             self.waits += 1
         if "Avg prompt throughput: " in text and (match := _STATS.match(text)):
@@ -436,12 +477,27 @@ class ServerLife:
             return SignKind.SHUTDOWN  # a headless rank has no API server to log it
         if line.process or (line.level and (line.of_vllm or not line.source)):
             return None
+        return self._report(text.strip(), line.number)
+
+    def _report(self, text: str, number: float) -> SignKind | None:
+        """Return the sign in another program's report, unless the lines around name a third."""
+        if number > self._last_bare + 1 or not text or PROMPT.match(text):
+            self._of_server, self._block = None, number
+        self._last_bare = number
+        named = names_server(text)
+        if named is False and self._of_server is None:  # `docker inspect` ends with the name
+            self.first = {
+                kind: sign
+                for kind, sign in self.first.items()
+                if kind not in _REPORTS.values() or sign.line < self._block
+            }
+        self._of_server = self._of_server if named is None else named
         report = report_of(text)
-        if report is None:
+        if report is None or self._of_server is False:
             return None
         reported = _REPORTS[report.meaning]
         # a prompt over several lines may quote a report
-        return None if reported in _REFUTED and line.number < self._alive else reported
+        return None if reported in _REFUTED and number < self._alive else reported
 
     def _access(self, method: str, path: str, status: str, number: float) -> SignKind | None:
         """Note an HTTP answer in the access log; return its sign if its status is 5xx."""

@@ -1,7 +1,8 @@
 """Reports of other programs than vLLM on the end of a server: shell, kubelet, kernel and others.
 
 A killed process prints nothing, so such a line is the only trace of its end. Each row of the table
-has who reports, what it means, and the wordings.
+has who reports, what it means, and the wordings. A report on another program's end or life says
+nothing about the server. One without any name counts, because nothing else can be meant.
 """
 
 from __future__ import annotations
@@ -46,6 +47,15 @@ _DEADLY = (
     r"(?:Out Of Memory|Killed|Aborted|Bus error|Illegal instruction|Floating point exception"
     r"|Segmentation fault)(?: \(core dumped\))?"
 )
+_CONTRAST = (
+    "but|yet|however|although|though|while|whereas|except|despite|instead|until|unless|not|no|never"
+    "|nothing|without|refused|unreachable|timed? ?out|timeouts?|hangs?|stuck|dead|died|crash\\w*"
+    "|kill\\w*|gone|restart\\w*|other|another|second|client|script|if|whether|should|would|could"
+    "|can|may|might|must|expect\\w*|seems?|appears?|think|assume\\w*|hope|check|verify|ensure"
+    "|before|earlier|previously|formerly|once|used to|last|yesterday|ago|first|then|when|week|month"
+    "|upgrad\\w+|downgrad\\w+|roll\\w* ?back|version|release|older?|v?\\d+\\.\\d+"
+)
+"""Words of a sentence that states more than that a server runs on now, or does not state it."""
 _OURS = r"(?:vllm|python|pt_main|ray|VLLM)[\w:. -]*"
 _ROWS: tuple[tuple[str, Meaning, str], ...] = (
     ("exit status", Meaning.KILLED, rf"{_EXIT}(?:13[245679]|-(?:[46-9]|11))(?!\d|\.\d)"),
@@ -112,7 +122,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         Meaning.KILLED,
         (
             rf"\b(?:tasks? [\d,-]+|task): {_DEADLY}$|\boom[-_]kill event|\bStepId=\S+ oom"
-            r"|(?i:exceeded (?:job|step) memory limit)"
+            r"|(?i:exceeded (?:job|step) memory limit)|\bOUT_OF_ME(?:MORY\b|\+)"
         ),
     ),
     (
@@ -121,6 +131,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         (
             r"\bCANCELLED\b.{0,40} (?:AT|DUE TO|BY)\b|\bDUE TO (?:TIME LIMIT|PREEMPTION|NODE FAIL)"
             r"|\btasks? [\d,-]+: Terminated$|\bJob step aborted\b|\bforcing job termination\b"
+            r"|^\d+\S*\s.*\s(?:TIMEOUT|PREEMPTED|NODE_FAIL|CANCELLED(?:\+| by \d+))(?:\s|$)"
         ),
     ),
     ("PBS or LSF", Meaning.KILLED, r"PBS: job killed: \S*mem|\bTERM_MEMLIMIT\b"),
@@ -165,6 +176,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         Meaning.KILLED,
         (
             r"[Cc]ontainer killed due to memory usage|(?i:memory limit of .{1,40} exceeded)"
+            r"|(?i:gone over (?:the )?memory limit|memory usage exceeded)"
             r"|using too much memory and was terminated"
         ),
     ),
@@ -172,8 +184,8 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         "cloud",
         Meaning.ENDED,
         (
-            r"(?i)\bspot (?:task|instance|request)s? (?:was|were|has been|is being) (?:interrupted|"
-            r"terminated|reclaimed)|\binstance .{0,40}(?:terminated|preempted|reclaimed)"
+            r"(?i)\b(?:spot|preemptible) .{0,40}\b(?:interrupt|terminat|preempt|reclaim|evict)\w*"
+            r"|\b(?:instance|machine|node|vm) .{0,40}\b(?:terminated|preempted|reclaimed)"
             r"|failed (?:ELB|container|load balancer) health checks|\btask stopped by\b"
         ),
     ),
@@ -195,8 +207,12 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         "process list",
         Meaning.RUNNING,
         (
-            r"\sUp (?:\d+|About|Less)[\w ]*\b(?:second|minute|hour|day|week)s?\b"
-            r"(?! \((?:unhealthy|Paused))|\s(\d+)/\1\s+Running\b|\bActive: active \(running\)"
+            # Created and started at the same time, and never restarted.
+            r"\b((?:\d+|An?|About an?) \w+) ago\s+Up \1\b(?! \((?:unhealthy|Paused))"
+            r"|^(?!.* ago\s+Up ).*\sUp (?:\d+|About|Less)[\w ]*\b"
+            r"(?:second|minute|hour|day|week)s?\b"
+            r"(?! \((?:unhealthy|Paused))|\s(\d+)/\2\s+Running\s+0\b"
+            r"|\bActive: active \(running\)"
             r"|\sRUNNING\s+pid \d+, uptime|^(?:< ?)?HTTP/[\d.]+ 200\b"
         ),
     ),
@@ -204,7 +220,8 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         "text",
         Meaning.RUNNING,
         (
-            r"(?i)^(?!.*(?:\b(?:but|not|no|never|hangs?|stuck|until|other|client|script)\b|n't))"
+            rf"(?i)^(?!.*(?:\b(?:{_CONTRAST})\b|n't|\?))"
+            r"(?!.*\b(?:all|any|each|every)\b.{0,20}\b(?:fails?|errors?)\b)"
             r".*\b(?:server|engine|vllm|it|pod|container)\b"
             r".{0,20}\b(?:still|keeps?) (?:runs?|running|up|alive|answer\w*|serv\w+|respond\w*"
             r"|generat\w+|works?|working)\b"
@@ -224,20 +241,135 @@ _WORDS = re.compile(
     r"|xid|off the bus|died|dead|memory"
     r"|back-?off|time limit|longer than|interrupted|health check|stopp|timed out|timeout|hangup"
     r"|reset|panic|lockup|hardware|shutdown|running|still|keeps| up |http/|error|lost|notready"
-    r"|low on resource|deletion|floating|trap|protection|system|TERM_|pbs)"
+    r"|low on resource|deletion|floating|trap|protection|system|TERM_|pbs|reclaim|spot|out_of_me"
+    r"|node_fail)"
 )
-_UNIT = re.compile(r"(\S+)\.service: ")
+_OTHER_UNIT = re.compile(r"(?i)(?!\S*vllm)\S+\.service: ")
 """A unit of another name may be another program."""
+_PAST = re.compile(
+    r"(?i)\b(?:earlier|previously|formerly|used to|in the past|yesterday"
+    r"|(?:month|week|year)s? ago|last (?:week|month|year|time|night)|before the|solved|fixed"
+    r"|resolved|no longer|was never"
+    r"|never (?:got|been|was|exited)|(?:did|was|were|has|had) ?(?:not|n't)|would"
+    r"|if (?:the|it|you|we|I)\b)"
+)
+"""Words of a sentence about another time, or about what did not happen."""
 _LONGEST = 600
 """Longest line that can be a report, in characters."""
 
 
 def report_of(text: str) -> Report | None:
-    """Return the other program's report in a line without vLLM's prefix; None if it has none."""
+    """Return the other program's report in a line without vLLM's prefix; None if it has none.
+
+    A report on a third program, or on another time, is none.
+    """
     if len(text) > _LONGEST or _WORDS.search(text) is None:
         return None
     text = text.strip()
     report = next((known for known, wordings in _TABLE if wordings.search(text)), None)
-    unit = _UNIT.match(text)
-    other = report is not None and unit is not None and "vllm" not in unit[1].lower()
-    return Report("systemd", Meaning.EXITED) if other else report
+    if report is None or report.meaning is Meaning.TROUBLE:
+        return report
+    if _PAST.search(text) or of_other_program(text):
+        return None
+    return Report("systemd", Meaning.EXITED) if _OTHER_UNIT.match(text) else report
+
+
+# ── the program that a report is on ─────────────────────────────────────────
+
+_SURE = re.compile(r"(?i)\bvllm['\", ]+serve\b|\bapi_server\b|VLLM::|vllm-openai")
+"""Command lines and images of the server, which may also hold words of other programs."""
+_SERVER = re.compile(
+    r"(?i)vllm|(?<![a-z])llms?(?![a-z])|(?<![a-z][_-])(?<![a-z])serv(?:e|er|ing)(?![a-z])|uvicorn"
+    r"|model|inference|predictor|(?<![a-z][_-])(?<![a-z])engine|qwen|llama|mi[sx]tral|deepseek"
+    r"|gemma|gpt-?oss|glm|kimi|granite|(?:start|launch|run|entrypoint)[\w-]*\.sh"
+)
+"""Names of vLLM, of a server of a model, and of scripts that start one."""
+_OTHER = re.compile(
+    r"(?i)(?<![a-z])(?:nginx|redis|postgres\w*|mysql|mongo\w*|kafka|rabbitmq|prometheus|grafana"
+    r"|loki|traefik|envoy|haproxy|caddy|istio\w*|gateway|ingress|router|prox(?:y|ies)|web-?ui|ui"
+    r"|frontend|qdrant|milvus|chroma\w*|weaviate|minio|etcd|celery|locust|bench\w*|clients?"
+    r"|load[ _-]?(?:gen\w*|test\w*)|load\.py|pytest|evaluat\w*|lm_eval|curl|wrk|k6|jupyter\w*"
+    r"|notebook|exporter|sidecar|download\w*|chrome|firefox|laptop|browser|llama[._-]?cpp"
+    r"|llama-server|train\w*|ptxas|cicc|nvcc|cc1plus|compiler|watchdog|autoscaler|database|db)"
+    r"(?![a-z])"
+    r"|http\.server|_(?:bench|client|test|eval)\b|\btest_\w+\.py|ollama|litellm|webui|benchmark"
+)
+"""Names of programs that run beside a server."""
+_NOBODY = re.compile(
+    r"(?i)(?:an?|the|this|process(?:es)?|worker|container|command|jobs?|tasks?|program|server|it"
+    r"|service|step|pod|child|main|instance|node|run|all|up|start|(?:/\S*/)?(?:python[\d.]*|env"
+    r"|(?:ba|z|fi)?sh)|batch|extern|exec|nohup|rank|exit(?:ed)?|status|code|state|signal|which"
+    r"|that|in|id|ago|was|is|has|will|die|oom|kill|killed|failed|instance|engine|runtime|to|on|with"
+    r"|and|sha256:\S*|[0-9a-f]*|on-failure|no|always|unless-stopped|overlay2?|gpu\d*|[\d.:]+"
+    r"|localhost\S*|[\W_]*)"
+)
+"""Words that name no program."""
+_NAMES = re.compile(
+    # a job of a shell
+    r"(?:^|[\s+\]])(?i:killed|terminated|abort(?:ed)?|hangup|bus error|(?:exit|done) \d+"
+    r"|segmentation fault|illegal instruction)(?: \(core dumped\))?\s{2,}(?!Exit|Reason|Signal|\d)"
+    r"(\S.*)|\bJob \d+, '([^']+)'|\bCommand '(.+?)' (?:died|returned)"
+    r"|^make\S* \*\*\* \[(?:\S+:\d+: )?([\w-]+)\]"
+    # process managers
+    r"|\bApp \[([^\]:]+)|\b(?:exited|stopped|spawned): ([\w.-]+)"
+    r"|^([\w:.@-]+)\s+(?:RUNNING|EXITED|STOPPED|FATAL)\s|(?:^|\bStopp(?:ing|ed) )(\S+)\.service\b"
+    # a pod, a job of Slurm, events and tables of containers
+    r"|(?:^|\s)(?:pod/)?([a-z][\w.-]*)\s+\d+/\d+\s"
+    r"|^\d+(?:[._]\w+)?\s+(\S+)\s.*\b(?:OUT_OF_ME|TIMEOUT|PREEMPTED|NODE_FAIL|CANCELLED)"
+    r"|\b(?:image|name|container|pod)=[\\\"]*([\w./:@-]+)"
+    r"|\"(?:Names?|Path|Image|Command|Service)\":\s*\"/?([^\"]+)"
+    r"|^([\w.-]+?)(?:\.\d+)?(?:\.\w+)?\s+\"task:|\b(?:[Cc]ontainer|(?<!by )[Pp]od) (?:\w+/)?"
+    r"([a-z]\w*[-_.\d][\w.-]*)|^([\w./:@-]+)\s+(?:Exited \(|Up (?:\d|About|Less))"
+    r"|^(?:[0-9a-f]{4,12}\s+|(?=\S+\s{2}))([\w./:@-]+)\s.*(?:Exited \(|Up (?:\d|About)).*?(\S+)$"
+    r"|\bProcess \d+ \(([^)]+)\)"
+    # the first word of a line, if it looks like a name
+    r"|^(\w*[-_./\d][\w./-]*) (?:finished|exited|ended|terminated|died|failed) "
+)
+_SUBJECT = re.compile(
+    r"((?:[\w./-]+ ){1,3})(?:(?:was|were|got|gets|is|has been|had|then|also) ){0,2}"
+    r"(?:OOM[- ]?[Kk]illed|killed|exited|exits|received|terminated|died|ended|finished|crashed)\b"
+)
+"""The words before the verb of a sentence."""
+_CONTEXT = re.compile(
+    r"^[\s>*<-]*\"?(?:[Nn]ame|[Pp]od|[Cc]ontainer|Path|[Ii]mage|Unit|Host|[Ss]erver)\"?"
+    r"\s*[:=]\s*\"?/?([^\s\",]+)|^\W{0,3}(\S+)\.service - |^[^\w\s]?\s*(?:\S+[$#] )?curl .*?(\S+)$"
+    r"|\b(?:inspect|status|describe pods?)[ /]+([a-z][\w.-]*)$"
+)
+"""Lines that name the program of the lines below them, and that of a response or of `inspect`."""
+PROMPT = re.compile(
+    r"^(?:[$#%❯]|\S+@\S+[$#]) "
+    r"((?:python[\d.]*|uv|poetry|locust|wrk|k6|ab|hey|guidellm|aiperf)\b.*)?"
+)
+"""A prompt, with the command if it is of a program that may be a client."""
+_OF_VLLM = re.compile(r"/(?:health|v1/|metrics|version|ping|generate|tokenize)|localhost|127\.0\.0")
+"""Addresses that vLLM answers."""
+
+
+def _is_server(name: str) -> bool:
+    """Return True if this is a name or command line of vLLM or of a server of a model."""
+    return bool(_SURE.search(name) or (_SERVER.search(name) and not _OTHER.search(name)))
+
+
+def of_other_program(text: str) -> bool:
+    """Return True if a report names programs, and none of them is the server."""
+    parts = [part for match in _NAMES.finditer(text) for part in match.groups() if part]
+    if names := [part for part in parts if not _NOBODY.fullmatch(part)]:
+        return not any(map(_is_server, names))
+    words = subject[1] if (subject := _SUBJECT.search(text)) else text
+    return _OTHER.search(words) is not None and _SERVER.search(words) is None
+
+
+def names_server(text: str) -> bool | None:
+    """Return whether a line names the server as what the lines around it report on.
+
+    False: it names another program. None: it names nothing.
+    """
+    if len(text) > _LONGEST:
+        return None
+    if (prompt := PROMPT.match(text)) and prompt[1]:
+        return _is_server(prompt[1])
+    match = _CONTEXT.search(text)
+    name = next(filter(None, match.groups()), "") if match else ""
+    if "curl" in text and name:
+        return _OF_VLLM.search(name) is not None and _OTHER.search(name) is None
+    return None if _NOBODY.fullmatch(name) or name.isupper() else _is_server(name)

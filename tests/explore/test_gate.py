@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -31,7 +32,7 @@ from vllm_repro_explore.gate.choose import Chooser, Start
 from vllm_repro_explore.gate.judge import Answer, Drawn, Score, cost_of, key_of
 from vllm_repro_explore.gate.lines import changed_places, function_places, meaning
 from vllm_repro_explore.gate.play import Gating, Player
-from vllm_repro_explore.gate.starts import case_of
+from vllm_repro_explore.gate.starts import _draw_mix, case_of
 from vllm_repro_explore.gate.vary import vary
 
 BEFORE = '''"""Text."""
@@ -288,9 +289,7 @@ class Tree:
 def gated(base: Callable[[Case], PlayResult], changed: Callable[[Case], PlayResult]) -> Gating:
     """Gate two functions for at most a second, with cases of two mixes."""
     places = changed_places(FILE, BEFORE, BEFORE.replace("number = 1", "number = 2"))
-    starts = [
-        Start(name=mix, draw=lambda seed, mix=mix: draw(seed, mix)) for mix in ("plain", "off")
-    ]
+    starts = [Start(name=mix, draw=partial(_draw_mix, mix)) for mix in ("plain", "off")]
     gating = Gating(
         change=SimpleNamespace(before=places[0], after=places[1]),  # type: ignore[arg-type]
         chooser=Chooser(starts),
@@ -328,7 +327,7 @@ def test_a_failure_that_the_base_has_near_it_is_not_new() -> None:
 
 
 def test_starts_that_reach_the_change_are_preferred() -> None:
-    starts = [Start(name=mix, draw=lambda seed, mix=mix: draw(seed, mix)) for mix in MIXES]
+    starts = [Start(name=mix, draw=partial(_draw_mix, mix)) for mix in MIXES]
     chooser, counts = Chooser(starts), dict.fromkeys(MIXES, 0)
     for _ in range(2_000):
         one = chooser.choose()

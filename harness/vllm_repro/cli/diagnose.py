@@ -85,7 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     status = exits.get(True, max(exits.values())) if arguments.exit_code else 0
     shown = Redactor(secrets=known_secrets(os.environ), names=False).text
     unknown = diagnosis.died and not matching
-    nexts = next_steps(diagnosis, name, shown(diagnosis.message or "")) if unknown else []
+    message = shown(diagnosis.message or "")
+    nexts = next_steps(diagnosis, shlex.quote(name), message) if unknown else []
     if arguments.json:
         values = as_values(diagnosis)
         values |= {key: shown(str(values[key])) for key in ("message", "why") if values[key]}
@@ -113,8 +114,10 @@ def run(arguments: argparse.Namespace) -> int:
         body += [f"  {line}" for line in advice(match, known, _command(match, folders))]
     if diagnosis.exception and not matching:
         body.append("no known scenario has this signature")
+    # The name of a file is no secret of a server, and a command needs all of it.
+    command = f"vllm-repro intake {shlex.quote(name)}"
     for line in filter(None, body):
-        print(shown(line))
+        print(command.join(shown(part) for part in line.split(command)))
     return status
 
 

@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -291,6 +292,13 @@ def test_what_to_search_for_a_death(harness: Harness, error: str, searched: str)
     log = f"{error}\n{core}[m.py:1] Worker proc VllmWorker-1 died unexpectedly, shutting down.\n"
     found = json.loads(harness("diagnose", "-", "--json", stdin=log).out)
     assert re.fullmatch(searched, found["next"][0])
+
+
+@pytest.mark.parametrize("name", ["dgx-spark-local-llm-laguna-int4-start.log", "my server.log"])
+def test_the_next_command_names_the_whole_file(harness: Harness, tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_text("RuntimeError: Engine core initialization failed. See root cause above.\n")
+    assert f"vllm-repro intake {shlex.quote(str(file))}" in harness("diagnose", str(file)).out
 
 
 def test_a_crash_that_is_reported_again_after_its_fix(harness: Harness) -> None:
