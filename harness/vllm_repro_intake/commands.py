@@ -49,7 +49,8 @@ _START = re.compile(
 )
 _SETTING = re.compile(rf"{_LEAD}(?:export[ \t]+)?[A-Za-z_]\w*=\S.*")
 _ASSIGNMENT = re.compile(
-    rf"{_LEAD}(?P<export>(?:export|declare|readonly|local)[ \t]+)?(?P<name>[A-Za-z_]\w*)(?P<more>\+?)="
+    rf"{_LEAD}(?P<export>(?:export|declare|readonly|local)[ \t]+)?(?P<name>[A-Za-z_]\w*)"
+    r"(?P<more>\+?)="
     r"(?P<value>'[^']*'|\"(?:[^\"\\]|\\[\s\S])*\"|\([^()]*\)|[^\s'\"();&|]+)[ \t;]*(?:#.*)?"
 )
 _BRANCH = re.compile(
@@ -67,18 +68,6 @@ _LEFT = re.compile(
     r"(?:[ \t]|\\?\n)+)(?:[\"']?\$(?:\{\w+(?:\[[@*]\])?\}|\w+|[@*])[\"']?(?:[ \t]+|\s*$|(?=\s)))+"
 )
 """Words that are only variables without a value, and take no place of a flag's value."""
-_OTHER_SHELLS = (
-    (r"[ \t][`^][ \t]*$", r" \\"),
-    (r"^[ \t]*ExecStart=[@:+!-]*", ""),
-    (r"^[ \t]*Environment=(['\"]?)(\w+=)(.*?)\1[ \t]*$", r"export \2\1\3\1"),
-    (r"^[A-Z][a-z]\w*=.*", ""),
-)
-"""How a line of PowerShell, of cmd.exe or of a systemd unit becomes a line of a shell."""
-_OTHER_PROGRAM = re.compile(
-    rf"(?m)^(?![ \t]*(?:[-*•+`]|\d+[.)]|$))(?!{_START.pattern})"
-    r"[^\n]*[ \t][\\`^][ \t]*\n(?:[^\n]*[ \t][\\`^][ \t]*\n)*[^\n]*$"
-)
-"""A command of another program that several lines hold."""
 _BULLET = re.compile(
     r"[ \t]*(?:[-*•+][ \t]+|\d{1,2}[.)][ \t]+)?`*(--[a-z][\w.-]+[^`\n]*?)[`,; \t\\]*$"
 )
@@ -172,7 +161,12 @@ def _bare_flags(blocks: Sequence[Block], model: str, unread: list[str]) -> Itera
 
 def _listed_flags(block: Block) -> list[str]:
     """Return the flags that lines of a block begin with; none if another program takes them."""
-    lines = _OTHER_PROGRAM.sub("", "\n".join(block.lines)).split("\n")
+    lines = re.sub(
+        rf"(?m)^(?![ \t]*(?:[-*•+`]|\d+[.)]|$))(?!{_START.pattern})"
+        r"[^\n]*[ \t][\\`^][ \t]*\n(?:[^\n]*[ \t][\\`^][ \t]*\n)*[^\n]*$",
+        "",
+        "\n".join(block.lines),
+    ).split("\n")
     flags = [match[1] for line in lines if (match := _BULLET.match(line))]
     known = sum(positive(canonical(re.split(r"[=. ]", flag)[0])) in KNOWN for flag in flags)
     return flags if known * 2 > len(flags) else []
@@ -236,7 +230,12 @@ def _shell(block: Block, unread: list[str], variables: Variables) -> Iterator[Fo
 
 def _of_shell(line: str) -> str:
     """Return a line of PowerShell, of cmd.exe or of a systemd unit as a line of a shell."""
-    for pattern, replacement in _OTHER_SHELLS:
+    for pattern, replacement in (
+        (r"[ \t][`^][ \t]*$", r" \\"),
+        (r"^[ \t]*ExecStart=[@:+!-]*", ""),
+        (r"^[ \t]*Environment=(['\"]?)(\w+=)(.*?)\1[ \t]*$", r"export \2\1\3\1"),
+        (r"^[A-Z][a-z]\w*=.*", ""),
+    ):
         line = re.sub(pattern, replacement, line)
     return line
 
@@ -254,16 +253,16 @@ def _set(variables: Variables, setting: re.Match[str], *, certain: bool) -> None
     """Set a variable as the shell does. certain: it is set in every run, not in a branch."""
     name, value = setting["name"], setting["value"]
     exported, before = variables.get(name, (None, ""))
-    before = before if exported is not None else ""
     if exported is None:
-        # Nothing is known of a variable that only a branch sets.
+        # Nothing is known of a variable that only a branch sets; prose may state its last value.
+        before = ""
         variables.pop(name, None)
     if not certain:
         return
-    if value[0] in "'\"(":
-        value = value[1:-1].replace('\\"', '"')
+    value = value[1:-1].replace('\\"', '"') if value[0] in "'\"(" else value
+    value = f"{before} {value}" if setting["more"] else value
     value = _expanded(value, variables | {name: (exported, before)})
-    value = re.sub(r"\\?\n[ \t]*", " ", f"{before} {value}" if setting["more"] else value).strip()
+    value = re.sub(r"\\?\n[ \t]*", " ", value).strip()
     variables[name] = (bool(exported) or "export" in (setting["export"] or ""), value)
 
 
@@ -304,7 +303,7 @@ def _parsed(text: str, above: str, unread: list[str], variables: Variables) -> I
     words = shortened(text)
     bench = re.search(rf"(?m)^{_PREFIX}{_BENCH_OF_ENGINE}", text)
     text = re.sub(_BENCH_OF_ENGINE, "vllm serve", text, count=1)
-    left = tuple(_USED.findall(" ".join(match[0] for match in _LEFT.finditer(text))))
+    left = _USED.findall(" ".join(match[0] for match in _LEFT.finditer(text)))
     try:
         command = parse(_LEFT.sub(r"\g<before>", text))
     except CommandError as error:
@@ -315,16 +314,21 @@ def _parsed(text: str, above: str, unread: list[str], variables: Variables) -> I
     name = command.model or ""
     # else "vllm serve crashes", or a container without a server
     if command.flags or re.search(r"[/\d<$]", name):
-        how = "the flags of a benchmark's engine" if bench else ""
-        yield Found(command, words, how, above, tuple(f"${name}" for name in left))
+        yield Found(
+            command,
+            words,
+            "the flags of a benchmark's engine" if bench else "",
+            above,
+            tuple(f"${name}" for name in left),
+        )
 
 
 def _listed(block: Block, model: str) -> Iterator[Found]:
-    """Yield the commands of a document: a service of YAML, JSON or Docker, or a list of arguments."""
+    """Yield the commands of services in YAML, JSON or a Dockerfile, or of lists of arguments."""
     text = re.sub(r"(?m)^[ \t]*(?:#[ \t]*)?(?:\.{3}|\u2026)[ \t]*$", "", "\n".join(block.lines))
     services = [("a Dockerfile", service) for service in _dockerfile(text)]
-    lists = ("--" in text or "vllmConfig" in text) and len(text) <= LONGEST
-    for how in ("YAML", "JSON") if lists and _DOCUMENT.search(text) else ():
+    is_read = re.search("--|vllmConfig", text) and len(text) <= LONGEST and _DOCUMENT.search(text)
+    for how in ("YAML", "JSON") if is_read else ():
         with suppress(yaml.YAMLError, ValueError, RecursionError, TypeError):
             loaded = (yaml.safe_load if how == "YAML" else json.loads)(text)
             services += [(how, service) for service in _services(loaded)]
@@ -363,13 +367,11 @@ def _dockerfile(text: str) -> Iterator[tuple[str, list[str], list[tuple[str, str
     lines = re.sub(r"\\[ \t]*\n", " ", text)
     images = re.findall(r"(?m)^[ \t]*FROM[ \t]+(\S+)", lines)
     items: dict[str, list[str]] = {"ENV": [], "ENTRYPOINT": [], "CMD": []}
-    instruction = r"(?m)^[ \t]*(?P<name>ENV|ENTRYPOINT|CMD)[ \t]+(?P<value>\S.*)"
-    for match in re.finditer(instruction, lines) if images else ():
+    for name, value in re.findall(r"(?m)^[ \t]*(ENV|ENTRYPOINT|CMD)[ \t]+(\S.*)", lines):
         with suppress(ValueError):
-            read = json.loads if match["value"].startswith("[") else shlex.split
-            items[match["name"]] += read(match["value"])
+            items[name] += json.loads(value) if value.startswith("[") else shlex.split(value)
     words = _words(items["ENTRYPOINT"] + items["CMD"])
-    if words and "vllm" in f"{images[-1]} {' '.join(words)}":
+    if images and words and "vllm" in f"{images[-1]} {' '.join(words)}":
         yield images[-1], words, _variables(items["ENV"])
 
 
@@ -395,8 +397,7 @@ def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str
             elif not image and "repository" in node and "tag" in node:
                 image = f"{_word(node['repository'])}:{_word(node['tag'])}"
             image = _word(image) or ""
-            if model := _word(node.get("modelURL")):
-                words = [model, *words]
+            words = [*filter(None, [_word(node.get("modelURL"))]), *words]
             names = (name, image, *words, *map(str, node), str(node.get("name")))
             if words and any("vllm" in word.lower() for word in names):
                 yield (
@@ -421,7 +422,7 @@ def _options(value: Any) -> list[str]:
         if key == "extraArgs":
             words += _words(item)
         elif f"--{flag}" in KNOWN and item is not None:
-            words += [f"--no-{flag}"] if item is False else [f"--{flag}"]
+            words.append(f"--no-{flag}" if item is False else f"--{flag}")
             words += [] if isinstance(item, bool) else [_word(item) or ""]
     return words
 
@@ -570,8 +571,9 @@ def _python(block: Block, names: Mapping[str, Any]) -> Iterator[Found]:
     )
     for arguments, unread in calls(text, _CALL, names):
         if arguments:
-            how = "Python call of vllm.LLM"
-            yield from _of_arguments(arguments, how, block.above, unread, settings)
+            yield from _of_arguments(
+                arguments, "Python call of vllm.LLM", block.above, unread, settings
+            )
 
 
 def _logged(block: Block) -> Iterator[Found]:

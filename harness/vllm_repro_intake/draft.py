@@ -93,10 +93,8 @@ _SHAPE = {
     "max_position": "max_position_embeddings",
 }
 """Arguments of `Model`, with the names of config.json."""
-_SPREAD = 8
-"""Requests at once that stand for a range of prompts without a number."""
-_PROMPT, _ANSWER = 100, 8
-"""Tokens that stand for a prompt and an answer of unknown length."""
+_PROMPT, _ANSWER, _SPREAD = 100, 8, 8
+"""Tokens of a prompt and an answer of unknown length, and requests of a range, as placeholders."""
 _MOST_MESSAGE = 160
 _MOST_COMMENT = 400
 _MOST_FRAMES = 4
@@ -343,7 +341,6 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
 def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
     """Add the release to try, and the status that declares it bad."""
     stated = next((release for release in facts.versions if not release.other), None)
-    others = [release for release in facts.versions if release is not stated]
     if version:
         made.guess(
             "the release of --vllm, taken for a bad one",
@@ -360,7 +357,7 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
                 " instead",
                 "",
             )
-    for other in others[:4]:
+    for other in [release for release in facts.versions if release is not stated][:4]:
         made.guess(
             f"{'works, or is older' if other.other else 'also named'}: {other.value}", other.words
         )
@@ -403,8 +400,8 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
             )
         elif request.sizes and not (limit and request.tokens + answer > limit):
             made.guess(
-                f"prompts of {'-'.join(map(str, request.sizes))} tokens,"
-                f" {request.at_once or 'one'} at once",
+                f"prompts of {'-'.join(map(str, request.sizes))} tokens"
+                f"{f', {request.at_once} at once' if request.at_once else ''}",
                 request.words,
             )
             if request.spread and request.at_once < 2:

@@ -120,16 +120,16 @@ _BARE_VERSION = re.compile(
     rf"[:=|：][\"'`* ]*){_RELEASE}"
 )
 _LAST_OF_RANGE = re.compile(
-    rf"(?ai)(?<![\w.])v?0\.[1-9]\d?\.\d{{1,2}}{_PRE} ?(?:~|～|-|–|—|/|\.\.+|,|&|to|through|and|or|until"
-    rf"|至|到) ?{_RELEASE}"
+    rf"(?ai)(?<![\w.])v?0\.[1-9]\d?\.\d{{1,2}}{_PRE}"
+    rf" ?(?:~|～|-|–|—|/|\.\.+|,|&|to|through|and|or|until|至|到) ?{_RELEASE}"
 )
 _NOT_THIS_ONE = re.compile(
     r"(?i)\b(?:from|work(?:s|ed|ing)|fine|ok|good|ran|lives|did not|not in|until|up to|before)"
     r" (?:\S+ ){0,6}$"
 )
 _GOOD = re.compile(
-    r"(?i)(?:(?!crash|die|fail|hang|but |while |and |0\.\d)[^\n.;,]){0,30}?(?:\b(?:works?|worked|fine"
-    r"|ok(?:ay)?|good|unaffected|not affected|has it not|has no)\b|没有|正常"
+    r"(?i)(?:(?!crash|die|fail|hang|but |while |and |0\.\d)[^\n.;,]){0,30}?(?:\b(?:works?|worked"
+    r"|fine|ok(?:ay)?|good|unaffected|not affected|has it not|has no)\b|没有|正常"
     r"|\b(?:does|did|do|has|have|is)(?: not|n'?t) (?!work|start|help|boot|run|serve|load))"
 )
 """Words after a release that works."""
@@ -138,9 +138,6 @@ _PRODUCT = re.compile(
     r"|compress|xgrammar|deepgemm|cuda|driver|llm-d|chart|helm|operator|stack|aibrix|kserve|\bray\b"
     r"|kubernetes|dynamo|sglang|guidellm|lm[-_ ]?eval|guidance|mooncake|\bucx|\brocm|\bnccl|\bpip\b"
     r"|\buv\b|proxy|router|gateway|litellm|python|numpy|peft|outlines|tokenizers|modelopt|inductor"
-)
-_LOGGED_VERSION = (
-    r"(?i)(?:LLM engine \(|vLLM \(|^\W*version |server version |\bvLLM Version *: *)v?"
 )
 _HUB_MODEL = re.compile(
     r"(?i)\bmodel(?: name| id| path|url|Artifacts:(?:\s+\w+: \S+)*\s+name)?(?:\*\*)?"
@@ -184,7 +181,8 @@ _SYMPTOMS = (
             r"|\bnever (?:returns?|finish\w*|answer\w*|respond\w*|complet\w*)"
             r"|\b(?:stop|ceas)\w* (?:answering|responding|making progress)"
             r"|\b(?:does|do|did|is|are)(?: not|n'?t) (?:answer|respond|return|finish)(?:ing)?\b"
-            r"|\bno (?:longer|more) (?:answer|respond|progress)|卡死|卡住|无响应|没有响应|挂起|ハング|固ま|応答しな"
+            r"|\bno (?:longer|more) (?:answer|respond|progress)"
+            r"|卡死|卡住|无响应|没有响应|挂起|ハング|固ま|応答しな"
         ),
     ),
     (
@@ -214,14 +212,16 @@ _CONDITION = re.compile(
 """Words by which a sentence tells of another set-up than the reported one."""
 _CRASH = re.compile(
     r"crash|\bdie[sd]?\b|\bdying\b|dead\b|DeadError|assert|\bkill(?:s|ed)?\b|\bexit(?:s|ed)\b"
-    r"|fail\w* to start|illegal memory|segfault|out of memory|\bOOM\b|崩溃|挂掉|异常退出|落ち|クラッシュ",
+    r"|fail\w* to start|illegal memory|segfault|out of memory|\bOOM\b"
+    r"|崩溃|挂掉|异常退出|落ち|クラッシュ",
     re.IGNORECASE,
 )
 _NO_CRASH = re.compile(
     r"(?i)(?:\b(?:no(?:thing|body|ne)?|never|not|without)|n'?t)\b(?: \w+){0,2}?"
     r" (?:crash\w*|die[sd]?|dead|kill\w*|exit\w*|segfault\w*|asserts?|OOM)\b"
     r"|\bkill(?:s|ed|ing)? (?:it )?(?:with )?-\w+|\b(?:pkill|killall|SIGKILL)\b"
-    r"|\b(?:I|we|you|user|(?:have|has|had|need(?:s|ed)?) to(?: be)?|must(?: be)?) (?:\w+ )?kill(?:ed|s)?\b"
+    r"|\b(?:I|we|you|user|(?:have|has|had|need(?:s|ed)?) to(?: be)?|must(?: be)?)"
+    r" (?:\w+ )?kill(?:ed|s)?\b"
 )
 """Words about a crash that did not happen, or about a process that the reporter killed."""
 _BOOT = re.compile(
@@ -352,16 +352,19 @@ def _related(text: str, issue: str) -> tuple[str, ...]:
 def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said]:
     """Yield the releases that the text names, that of the log or of `collect_env` first."""
     logged = diagnosis.vllm_version or ""
-    in_log = re.search(f"(?m){_LOGGED_VERSION}{re.escape(logged)}", text) if logged else None
-    stated = [Said(logged, "")] if in_log else []
+    # Another release, which only prose names, is found below.
+    form = r"(?im)(?:LLM engine \(|vLLM \(|^\W*version |server version |\bvLLM Version *: *)v?"
+    stated = [Said(logged, "")] if logged and re.search(form + re.escape(logged), text) else []
     matches = [match for rx in _VERSIONS for match in rx.finditer(text)]
     matches += [match for rx in (_TITLE_VERSION, _BARE_VERSION) for match in rx.finditer(title)]
     matches += [match for rx in (_BARE_VERSION, _LAST_OF_RANGE) for match in rx.finditer(text)]
     # The release from which it was upgraded, or in which it works, comes last.
     for match in sorted(matches, key=lambda each: (_is_another(each), "dev" in each["version"])):
         if not _is_of_other_product(match):
-            before, after = match.string[: match.end()], match.string[match.end() :]
-            words = before[-60:].rpartition("\n")[2] + after[:30].partition("\n")[0]
+            words = (
+                match.string[: match.end()][-60:].rpartition("\n")[2]
+                + match.string[match.end() :][:30].partition("\n")[0]
+            )
             version = match["version"].rstrip(".").replace(" ", "")
             stated.append(
                 Said(version, shortened(words) if version != logged else "", _is_another(match))
@@ -377,8 +380,7 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said
 
 def _is_of_other_product(match: re.Match[str]) -> bool:
     """Return True if a release is that of a chart, an image or a package, and not of vLLM."""
-    image = match.groupdict().get("image")
-    if image is not None:
+    if (image := match.groupdict().get("image")) is not None:
         return not re.fullmatch(r"(?:\S*/)?vllm/|[^/]*[.:\]][^/]*/|", image)
     before = match.string[: match.start("version")]
     line = re.split(r"[\n,;,；。、]", before)[-1]
@@ -391,15 +393,18 @@ def _is_of_other_product(match: re.Match[str]) -> bool:
     products = [*_PRODUCT.finditer(line)]
     if not products:
         return bool(re.search(r"(?i)\b(?:image|tag)\b\W*(?:(?:is|was|version)\b)?\W*v?$", line))
-    after = line[products[-1].end() :]
-    return not (products[-1]["ours"] or re.search(r"(?i) (?:on|in|at|since|with) ", after))
+    return not products[-1]["ours"] and not re.search(
+        r"(?i) (?:on|in|at|since|with) ", line[products[-1].end() :]
+    )
 
 
 def _is_another(match: re.Match[str]) -> bool:
     """Return True if the words around a release say that it works or was upgraded from."""
     clauses = re.split(r"[.;\n]\s|,| but | and ", match.string[: match.start("version")][-80:])
-    before = re.sub(r"(?i)\bfrom \S+ (?=to v?$)", "", clauses[-1])
-    return bool(_NOT_THIS_ONE.search(before) or _GOOD.match(match.string, match.end()))
+    return bool(
+        _NOT_THIS_ONE.search(re.sub(r"(?i)\bfrom \S+ (?=to v?$)", "", clauses[-1]))
+        or _GOOD.match(match.string, match.end())
+    )
 
 
 def _model(text: str) -> Said | None:

@@ -128,7 +128,6 @@ _OUTPUT = re.compile(
 _SENDS = re.compile(r"\.(?:(?P<what>chat\.completions|completions|embeddings)\.create|post)\(")
 _CURL = re.compile(r"(?:^|[\s`;&|($])curl\s")
 _QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
-_HOST = re.compile(r"(?:https?://)?(?P<host>[\w.\[\]-]+)(?::(?P<port>\d+))?/")
 _LOCAL = re.compile(r"localhost|127\.[\d.]+|0\.0\.0\.0|\[::1\]|host\.docker\.internal")
 _ELSEWHERE = re.compile(r"github|huggingface|pypi|pytorch|nvidia\.com")
 """Hosts that are no server of vLLM."""
@@ -147,7 +146,7 @@ _MOST_AT_ONCE = 4_096
 def answer_length(text: str) -> int:
     """Return the one `max_tokens` of the text; 0 without one, or with several."""
     lengths = {int(number) for number in _ANSWER.findall(text)} - {0}
-    lengths = lengths or {tokens_of(match[1] or match[2]) for match in _OUTPUT.finditer(text)} - {0}
+    lengths = lengths or {tokens_of(number or osl) for number, osl in _OUTPUT.findall(text)} - {0}
     return lengths.pop() if len(lengths) == 1 else 0
 
 
@@ -192,8 +191,7 @@ def find_requests(
         r"POST /v1/embeddings\b[^\n]{0,40}|[^\n]{0,90}\bembeddings? (?:requests?|endpoint)",
         "\n".join(line for block in blocks for line in block.lines),
     ):
-        words = shortened(embeds[0], 300)
-        return [Asked(path="/v1/embeddings", body={"input": "hello"}, words=words)]
+        return [Asked(0, 0, shortened(embeds[0], 300), "/v1/embeddings", {"input": "hello"})]
     return _benched(blocks) or _in_prose(statements)
 
 
@@ -201,7 +199,11 @@ def _elsewhere(
     urls: Sequence[str], blocks: Sequence[Block], commands: Sequence[ServeCommand]
 ) -> dict[str, str]:
     """Return the server of each URL that is not of the reported command, but of another one."""
-    hosts = {url: match for url in urls if (match := _HOST.match(url))}
+    hosts = {
+        url: match
+        for url in urls
+        if (match := re.match(r"(?:https?://)?(?P<host>[\w.\[\]-]+)(?::(?P<port>\d+))?/", url))
+    }
     ports = [command.get("--port") or "8000" for command in commands] or ["8000"]
     text = "\n".join(line for block in blocks for line in block.lines)
     ours = {ports[0], *re.findall(rf"(?<![\d.])(\d+):{re.escape(ports[0])}\b", text)}
@@ -250,11 +252,8 @@ def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[
             elif not set(unread) & {"messages", "prompt", "input", "**"}:
                 body |= body.pop("extra_body", {}) | {"": [*unread]}
                 bases = {*re.findall(r"\bbase_url\s*=\s*f?[\"'](https?://[^\"'/]+)/", text)}
-                yield (
-                    f"{bases.pop() if len(bases) == 1 else ''}/v1/{match['what'].replace('.', '/')}",
-                    body,
-                    False,
-                )
+                route = f"/v1/{match['what'].replace('.', '/')}"
+                yield (f"{bases.pop()}{route}" if len(bases) == 1 else route), body, False
     if block.code and text.lstrip().startswith("{"):
         with contextlib.suppress(ValueError, RecursionError):
             body = json.loads(text, strict=False)
@@ -388,8 +387,9 @@ def _benched(blocks: Sequence[Block]) -> list[Asked]:
             count = max(1, min(limit or (prompts if unlimited else 1), prompts, _MOST_AT_ONCE))
             is_chat = "chat" in f"{options.get('endpoint')} {options.get('backend')}"
             path = "/v1/chat/completions" if is_chat else "/v1/completions"
-            words = " … ".join(match[0] for match in matches)
-            request = Asked(size, numbers.get("output-len", 0), words, path)
+            request = Asked(
+                size, numbers.get("output-len", 0), " … ".join(match[0] for match in matches), path
+            )
             if count > _MOST:
                 return [replace(request, sizes=(size,), at_once=count)]
             return [replace(request, beside=at > 0) for at in range(count)]
@@ -541,10 +541,6 @@ _SECOND = re.compile(
     r" (?!\W*\x00|(?:it|the|everything|all|no|then|works?|serves?)\b)"
 )
 """A second condition of a result beside a flag, for which `\0` stands."""
-_NAME_OF_FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*(?:=[^\s`|,;()]+)?")
-_BOTH = re.compile(
-    r"(?P<flag>\x00[`'\"]*(?: [\w.]*\d[\w.]*)?[`'\"]*) (?:and|or|plus|\+) (?=[`'\"]*\x00)"
-)
 _DOUBT = re.compile(
     r"\?|\b(?:would|should|could|might|may|try|please|perhaps|maybe|sometimes|usually|seems?|if"
     r" you|expected?|unless|until|once|after|PR"
@@ -608,7 +604,7 @@ def find_tried(statements: Sequence[str], command: ServeCommand) -> tuple[list[T
                     works != fails
                     and all(positive(flag.split()[0].partition(".")[0]) in KNOWN for flag in flags)
                     and not _DOUBT.search(clause)
-                    and not _SECOND.search(_BOTH.sub(r"\g<flag> ", _NAME_OF_FLAG.sub("\0", clause)))
+                    and not _has_second_condition(clause)
                     and (known is None or known.lives == works)
                 ):
                     tried_flags += (
@@ -622,6 +618,14 @@ def find_tried(statements: Sequence[str], command: ServeCommand) -> tuple[list[T
 def _verdicts(statement: str) -> tuple[bool, bool]:
     """Return (works, fails): a statement may report a success, a failure, or both."""
     return bool(_WORKS.search(_FAILS.sub(" ", statement))), bool(_FAILS.search(statement))
+
+
+def _has_second_condition(statement: str) -> bool:
+    """Return True if a result also depends on something beside flags."""
+    flags = re.sub(r"(?<![\w-])--[a-z][\w.-]*(?:=[^\s`|,;()]+)?", "\0", statement)
+    # Several flags are one condition.
+    between = r"(\x00[`'\"]*(?: [\w.]*\d[\w.]*)?[`'\"]*) (?:and|or|plus|\+) (?=[`'\"]*\x00)"
+    return _SECOND.search(re.sub(between, r"\1 ", flags)) is not None
 
 
 def _flags_of(statement: str) -> Iterator[tuple[tuple[str, ...], bool]]:

@@ -149,5 +149,10 @@ def shortened(text: str, most: int = 120) -> str:
 def with_public_stores(text: str, redacted: Callable[[str], str]) -> str:
     """Return the redacted text; models in stores such as `s3://Qwen3-8B` are no hosts."""
     # The bucket has the name of a model, or the store has only public models.
-    store = r"\b(hf|(?:s3|gs|oss)(?=://(?=[\w.-]*[A-Z])(?=[\w.-]*\d)[\w-]+(?![\w./:@-])))://"
-    return redacted(re.sub(store, "\\1:\0", text)).replace(":\0", "://")
+    return redacted(
+        re.sub(
+            r"\b(hf|(?:s3|gs|oss)(?=://(?=[\w.-]*[A-Z])(?=[\w.-]*\d)[\w-]+(?![\w./:@-])))://",
+            "\\1:\0",
+            text,
+        )
+    ).replace(":\0", "://")

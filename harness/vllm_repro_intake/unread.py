@@ -114,7 +114,7 @@ def unread(
     parts = [
         (at, *part)
         for at, part in enumerate(stated)
-        if not part[0].strip("# *").endswith(title)
+        if (title not in part[0] or len(part[0]) > len(title) + 30)
         and (
             (lost and (SENDS.search(part[0]) or (part[1] and _OF_A_BODY.search(part[0]))))
             or any(_missing(*part, "\n".join(values), "\n".join(quoted), made_up))
