@@ -129,7 +129,7 @@ _NOT_THIS_ONE = re.compile(
 )
 _GOOD = re.compile(
     r"(?i)(?:(?!crash|die|fail|hang|but |while |and |0\.\d)[^\n.;,]){0,30}?(?:\b(?:works?|worked"
-    r"|fine|ok(?:ay)?|good|unaffected|not affected|has it not|has no)\b|没有|正常"
+    r"|fine|ok(?:ay)?|good|unaffected|not affected|accepted|has it not|has no)\b|没有|正常"
     r"|\b(?:does|did|do|has|have|is)(?: not|n'?t) (?!work|start|help|boot|run|serve|load))"
 )
 """Words after a release that works."""
@@ -363,7 +363,7 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said
         if not _is_of_other_product(match):
             words = (
                 match.string[: match.end()][-60:].rpartition("\n")[2]
-                + match.string[match.end() :][:30].partition("\n")[0]
+                + re.split(r"\n|(?<=[.;!?])\s(?=[A-Z])", match.string[match.end() :][:60])[0]
             )
             version = match["version"].rstrip(".").replace(" ", "")
             stated.append(
@@ -441,7 +441,7 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:
     return Said(
         f"{named.groupdict().get('count') or listed} x {shortened(named['kind'])}"
         f"{f' of {memory[1]} GB' if memory else ''}",
-        shortened(text[named.start() :][:80].partition("\n")[0], 80),
+        shortened(re.split(r"\n|[;。]| with | and ", text[named.start() :][:80])[0], 80),
     )
 
 

@@ -63,7 +63,18 @@ _FIELD = re.compile(r"[\"'](\w+)[\"']\s*:|(?<![\w.-])([a-z]\w*)=(?![=\s])")
 _PAIR = re.compile(r"(?a)[\"']?(\w+)[\"']?\s*[:=]\s*(-?\d+(?:\.\d+)?)(?![\w.])")
 _OF_A_CLIENT = frozenset(
     [
-        *("api_key", "base_url", "content", "headers", "host", "http", "https", "indent", "key"),
+        *(
+            "api_key",
+            "base_url",
+            "content",
+            "extra_body",
+            "headers",
+            "host",
+            "http",
+            "https",
+            "indent",
+            "key",
+        ),
         *("model", "name", "role", "text", "type", "url", "user"),
     ]
 )
@@ -73,7 +84,11 @@ _TOGETHER = re.compile(
     r"|\bmax_workers=(\d+)|\bxargs\b.* -P ?(\d+)|\bparallel\b.* -j ?(\d+)"
 )
 """Number of requests that code sends at once."""
-_PAUSE = re.compile(r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\b(?:time|asyncio)\.sleep\(")
+_PAUSE = re.compile(
+    r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\b(?:time|asyncio)\.sleep\("
+    r"|\s#.*\b(?:tried|works?|crash\w*|fails?)\b"
+)
+"""A pause, or a comment on a result."""
 _TELLS = re.compile(
     r"(?i)\b(?:work(?:s|ed|around)|ok|okay|fine|finish(?:es|ed)|surviv\w+|remov(?:e|ing)|dropping"
     r"|(?:no|not|never|still|without) (?:a )?(?:crash\w*|dead|die[sd]?|hang\w*|trigger\w*)"
@@ -148,7 +163,11 @@ def _parts(block: Block, blocks: Sequence[Block]) -> Iterator[tuple[str, bool]]:
         skipped = frame or _LOG.search(line[:300]) or (collected and _ENTRY.match(line))
         frame = _FRAME.search(line[:300]) is not None
         # Cut between words, so that no number is cut.
-        for piece in wrap(line, _LONGEST, break_long_words=False) if not skipped else ():
+        for piece in (
+            wrap(line, _LONGEST, break_long_words=False, break_on_hyphens=False)
+            if not skipped
+            else ()
+        ):
             yield " ".join(piece.split()), block.code
 
 

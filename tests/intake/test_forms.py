@@ -88,6 +88,7 @@ PROSE = {
         ("Regression from 0.24.0 to 0.25.0", "==0.25.0", "==0.24.0"),
         ("0.24.0 works.", "release is not stated", "==0.24.0"),
         ("vLLM 0.25.0, whereas 0.24.0 is fine", "==0.25.0", ""),
+        ("Run 0.25.0. Setting VLLM_A=1 helps.", "GAP: not read: “Setting VLLM_A=1 helps.”", ""),
     ],
     "results": [
         ("It never crashes, but answers are wrong.", "errs)", "dies)"),
