@@ -96,7 +96,7 @@ _VERSIONS = (
 _STATED = re.compile(rf"\bvLLM(?: version)?\s*: {_VERSION}", re.IGNORECASE)
 """The release in the output of `collect_env`, or in a reporter's prose."""
 _NAMED = re.compile(
-    r"(?:\bvllm(?:-openai)?(?: version| release)?[ :=(]{0,3}(?:v|(?<=[ :=(]))|(?<![\w./-])v)"
+    r"(?:\bvllm(?:-openai)?(?: version| release)?[ :=(]{0,3}(?:v|(?<=[ :=(]))|(?<![\w./:-])v)"
     r"([01]\.\d{1,2}\.\d{1,2}(?:[\w+-]|\.(?=\w))*)",
     re.IGNORECASE,
 )

@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 import yaml
 
 from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.flag_table import KNOWN
+from vllm_repro.command.flags import canonical, positive
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import CommandError
 from vllm_repro.secret_names import is_secret_name
@@ -34,17 +36,38 @@ _PREFIX = (
     r"(?:(?:[A-Za-z_]\w*=(?:'[^'\n]*'|\"[^\"\n]*\"|\S*)|sudo|env|exec|nohup|time|numactl"
     r" \S+|(?:uv|poetry|pixi) run)[ \t]+)*"
 )
+_BENCH_OF_ENGINE = (
+    r"(?:[\w./~-]*/)?(?:vllm[ \t]+bench[ \t]+(?:latency|throughput)\b"
+    r"|python[\d.]*[ \t]+\S*benchmark_(?:latency|throughput)\.py)"
+)
+"""A benchmark that starts an engine with the flags of a server."""
 _START = re.compile(
     rf"{_LEAD}{_PREFIX}(?:(?:[\w./~$\{{}}-]*/)?vllm[ \t]+serve\b"
     rf"|(?:[\w./~-]*/)?python[\d.]*[ \t]+-m[ \t]+vllm\.entrypoints\.openai\.api_server"
+    rf"|{_BENCH_OF_ENGINE}"
     rf"|(?:docker|podman|nerdctl)[ \t]+(?:container[ \t]+)?run\b)"
 )
 _SETTING = re.compile(rf"{_LEAD}(?:export[ \t]+)?[A-Za-z_]\w*=\S.*")
 _ASSIGNMENT = re.compile(
-    rf"{_LEAD}(?P<export>export[ \t]+)?(?P<name>[A-Za-z_]\w*)="
-    r"(?P<value>'[^'\n]*'|\"[^\"\n]*\"|[^\s'\";&|]+)[ \t;]*(?:#.*)?"
+    rf"{_LEAD}(?P<export>(?:export|declare|readonly|local)[ \t]+)?(?P<name>[A-Za-z_]\w*)"
+    r"(?P<more>\+?)="
+    r"(?P<value>'[^']*'|\"(?:[^\"\\]|\\[\s\S])*\"|\([^()]*\)|[^\s'\"();&|]+)[ \t;]*(?:#.*)?"
+)
+_BRANCH = re.compile(
+    r"[ \t]*(?:if|while|until|for|case)\b.*(?:\bthen\b|\bdo\b|\]|\bin)[ \t]*$"
+    r"|[ \t]*(?P<end>fi|done|esac)\b"
 )
 _USED = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_EXPANDED = re.compile(
+    r"(?P<quoted>\"?)\$(?:\{(?P<name>\w+)(?P<items>\[[@*]\])?(?::?-(?P<default>[^{}]*))?\}"
+    r"|(?P<plain>[A-Za-z_]\w*))(?P<end>\"(?=\s|$))?"
+)
+_LEFT = re.compile(
+    r"(?<=\s)(?P<before>(?!(?:serve|run|\S*api_server|\S*vllm\S*:\S+)\s)"
+    r"(?:[^\s-]\S*|--\S+=\S*|--(?:enable|disable|no|trust|enforce|async|headless)\b[\w-]*)"
+    r"(?:[ \t]|\\?\n)+)(?:[\"']?\$(?:\{\w+(?:\[[@*]\])?\}|\w+|[@*])[\"']?(?:[ \t]+|\s*$|(?=\s)))+"
+)
+"""Words that are only variables without a value, and take no place of a flag's value."""
 _BULLET = re.compile(
     r"[ \t]*(?:[-*•+][ \t]+|\d{1,2}[.)][ \t]+)?`*(--[a-z][\w.-]+[^`\n]*?)[`,; \t\\]*$"
 )
@@ -69,12 +92,14 @@ _OTHER_HEADING = re.compile(
     r"works?\b|workaround|expected|benchmark|fix notes|test plan|comparison|validation|client",
     re.IGNORECASE,
 )
-_ASSIGNED = re.compile(r"(?m)^[ \t]*([A-Za-z_]\w*)[ \t]*=(?=[ \t]*[\[{\"'\d(frb])")
+_ASSIGNED = re.compile(r"(?m)^[ \t]*([A-Za-z_]\w*)[ \t]*=(?=[ \t]*(?:[\[{\"'\d(frb]|os\.))")
 _MOST_LINES = 80
 _MOST_NODES = 2_000
 _MOST_CALLS = 50
 _UNREADABLE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 _T = TypeVar("_T")
+Variables = dict[str, tuple[bool | None, str]]
+"""(exported, value) of each variable of a shell; None instead of a bool: prose states the value."""
 
 
 @dataclass(frozen=True)
@@ -102,23 +127,23 @@ def find_commands(blocks: Sequence[Block], model: str = "") -> tuple[list[Found]
     commands: dict[ServeCommand, Found] = {}
     unread: list[str] = []
     whole = "\n".join(line for block in blocks for line in block.lines)
-    variables: dict[str, tuple[bool, str]] = {}
+    variables: Variables = {}
     for name in list(dict.fromkeys(_USED.findall(whole)))[:_MOST_CALLS]:
         if stated := re.search(
-            rf"(?<![\w$]){name}\W{{0,2}}(?:=| is |: )['\"`]?([\w./:\[\]-]+)", whole
+            rf"(?<![\w$]){name}\W{{0,2}}(?:=| is |: )(['\"`]?)(\w[\w./:\[\]-]*)\1(?![\w$])", whole
         ):
-            variables[name] = (False, stated[1].rstrip(".,:"))
+            variables[name] = (None, stated[2].rstrip(".,:"))
+    names = assigned(blocks)
     for block in blocks:
-        for match in chain(
-            *(
-                (
-                    _shell(block, unread, variables),
-                    _listed(block, model),
-                    _python(block),
-                    _logged(block),
-                )
-            )
-        ):
+        listed = [*_listed(block, model)]
+        # A service has the image and the variables of its own script, too.
+        services = {(each.command.model, each.command.flags) for each in listed}
+        in_shell = (
+            match
+            for match in _shell(block, unread, variables)
+            if (match.command.model, match.command.flags) not in services
+        )
+        for match in chain(in_shell, listed, _python(block, names), _logged(block)):
             known = commands.get(match.command)
             commands[match.command] = replace(known, times=known.times + 1) if known else match
     matches = commands.values() or _bare_flags(blocks, model, unread)
@@ -127,17 +152,30 @@ def find_commands(blocks: Sequence[Block], model: str = "") -> tuple[list[Found]
 
 def _bare_flags(blocks: Sequence[Block], model: str, unread: list[str]) -> Iterator[Found]:
     """Yield the command of a text that only lists its flags, one a line."""
-    flags = [match[1] for block in blocks for line in block.lines if (match := _BULLET.match(line))]
+    flags = [flag for block in blocks for flag in _listed_flags(block)]
     named = not model or any(re.match(r"--model[= ]", flag) for flag in flags)
     head = "vllm serve" if named else f"vllm serve {shlex.quote(model)}"
     for command in _parsed(" ".join([head, *flags]), "", unread, {}) if flags else ():
         yield replace(command, how="YAML or a list of flags")
 
 
+def _listed_flags(block: Block) -> list[str]:
+    """Return the flags that lines of a block begin with; none if another program takes them."""
+    lines = re.sub(
+        rf"(?m)^(?![ \t]*(?:[-*•+`]|\d+[.)]|$))(?!{_START.pattern})"
+        r"[^\n]*[ \t][\\`^][ \t]*\n(?:[^\n]*[ \t][\\`^][ \t]*\n)*[^\n]*$",
+        "",
+        "\n".join(block.lines),
+    ).split("\n")
+    flags = [match[1] for line in lines if (match := _BULLET.match(line))]
+    known = sum(positive(canonical(re.split(r"[=. ]", flag)[0])) in KNOWN for flag in flags)
+    return flags if known * 2 > len(flags) else []
+
+
 def least_likely_last(match: Found) -> tuple[int, int, int]:
     """Return the sort key of a command: the smallest is most likely the reported one."""
     return (
-        ["", "YAML", "JSON", "Python", "log"].index(match.how.partition(" ")[0]),
+        ["", "YAML", "JSON", "a", "the", "Python", "log"].index(match.how.partition(" ")[0]),
         -match.times,
         _unlikely(match.above),
     )
@@ -151,39 +189,96 @@ def _unlikely(lines: str) -> int:
     return 1
 
 
-def _shell(
-    block: Block, unread: list[str], variables: dict[str, tuple[bool, str]]
-) -> Iterator[Found]:
-    """Yield the commands of a shell. variables: (exported, value) of those set so far, by name."""
-    lines = [_NOTE.sub(r"\1", line) for line in block.lines]
-    at = 0
+def _shell(block: Block, unread: list[str], variables: Variables) -> Iterator[Found]:
+    """Yield the commands of a shell. variables: those set so far."""
+    lines = [_NOTE.sub(r"\1", _of_shell(line) if block.code else line) for line in block.lines]
+    at = depth = 0
     while at < len(lines):
         if not _START.match(lines[at]):
-            if (setting := _ASSIGNMENT.fullmatch(lines[at])) and not environment(block):
-                variables[setting["name"]] = (bool(setting["export"]), setting["value"])
-            at += 1
+            if branch := _BRANCH.match(lines[at]):
+                depth = max(0, depth + (-1 if branch["end"] else 1))
+            if several := re.split(r";[ \t]*(?=export[ \t])", lines[at])[1:]:
+                lines[at : at + 1] = [lines[at].split(";")[0], *several]
+            setting, at = _assignment(lines, at)
+            if setting and not environment(block):
+                _set(variables, setting, certain=depth == 0)
             continue
         first = at
         while first and _SETTING.fullmatch(lines[first - 1]):
             first -= 1
         region, at = _region(lines, at)
-        settings = lines[first : at - len(region)]
+        used = set(_USED.findall("\n".join(region)))
+        settings = [
+            line
+            for line in lines[first : at - len(region)]
+            if not ((set_here := _ASSIGNMENT.fullmatch(line)) and set_here["name"] in used)
+        ]
         note = lines[first - 1] if first and lines[first - 1].lstrip().startswith("#") else ""
         earlier = [
-            f"export {name}={value}"
+            f"export {name}={shlex.quote(value)}"
             for name, (exported, value) in variables.items()
             if exported and not _BOX.search(region[0])
         ]
         yield from _parsed(
-            "\n".join([*earlier, *settings, *region]),
-            f"{block.above}\n{note}",
-            unread,
-            {name: value.strip("'\"") for name, (_, value) in variables.items()},
+            "\n".join([*earlier, *settings, *region]), f"{block.above}\n{note}", unread, variables
         )
     if not block.code:
         for span in _INLINE.findall("\n".join(lines)):
             if _START.match(span):
                 yield from _parsed(span, block.above, unread, {})
+
+
+def _of_shell(line: str) -> str:
+    """Return a line of PowerShell, of cmd.exe or of a systemd unit as a line of a shell."""
+    for pattern, replacement in (
+        (r"[ \t][`^][ \t]*$", r" \\"),
+        (r"^[ \t]*ExecStart=[@:+!-]*", ""),
+        (r"^[ \t]*Environment=(['\"]?)(\w+=)(.*?)\1[ \t]*$", r"export \2\1\3\1"),
+        (r"^[A-Z][a-z]\w*=.*", ""),
+    ):
+        line = re.sub(pattern, replacement, line)
+    return line
+
+
+def _assignment(lines: Sequence[str], at: int) -> tuple[re.Match[str] | None, int]:
+    """Return the assignment that begins at a line, if any, and the index after it."""
+    opens = re.match(rf"{_LEAD}(?:export[ \t]+)?[A-Za-z_]\w*\+?=['\"(]", lines[at])
+    for end in range(at + 1, min(len(lines), at + (_MOST_LINES if opens else 1)) + 1):
+        if match := _ASSIGNMENT.fullmatch("\n".join(lines[at:end])):
+            return match, end
+    return None, at + 1
+
+
+def _set(variables: Variables, setting: re.Match[str], *, certain: bool) -> None:
+    """Set a variable as the shell does. certain: it is set in every run, not in a branch."""
+    name, value = setting["name"], setting["value"]
+    exported, before = variables.get(name, (None, ""))
+    if exported is None:
+        # Nothing is known of a variable that only a branch sets; prose may state its last value.
+        before = ""
+        variables.pop(name, None)
+    if not certain:
+        return
+    value = value[1:-1].replace('\\"', '"') if value[0] in "'\"(" else value
+    value = f"{before} {value}" if setting["more"] else value
+    value = _expanded(value, variables | {name: (exported, before)})
+    value = re.sub(r"\\?\n[ \t]*", " ", value).strip()
+    variables[name] = (bool(exported) or "export" in (setting["export"] or ""), value)
+
+
+def _expanded(text: str, variables: Variables) -> str:
+    """Return a text of a shell with the values of its variables, as far as they are known."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match["name"] or match["plain"]
+        if name not in variables and match["default"] is None:
+            return match[0]
+        word = variables.get(name, (None, ""))[1] or (match["default"] or "").strip("'\"")
+        if match["quoted"] and match["end"]:
+            return word if match["items"] else shlex.quote(word)
+        return f"{match['quoted']}{word}{match['end'] or ''}"
+
+    return _EXPANDED.sub(value, text)
 
 
 def _region(lines: Sequence[str], start: int) -> tuple[list[str], int]:
@@ -199,61 +294,85 @@ def _region(lines: Sequence[str], start: int) -> tuple[list[str], int]:
     return region, at
 
 
-def _parsed(
-    text: str, above: str, unread: list[str], variables: Mapping[str, str]
-) -> Iterator[Found]:
+def _parsed(text: str, above: str, unread: list[str], variables: Variables) -> Iterator[Found]:
     """Yield the server command in a line of a shell; add one that is unreadable to `unread`."""
     if len(text) > LONGEST:
         unread.append(f"{shortened(text, 80)!r}: it is longer than {LONGEST:,} characters")
         return
-    text = re.sub(rf"\A{_LEAD}(?=\S)", "", text)
-    text = re.sub(r"\$\{?(\w+)\}?", lambda name: variables.get(name[1], name[0]), text)
+    text = _expanded(re.sub(rf"\A{_LEAD}(?=\S)", "", text), variables)
+    words = shortened(text)
+    bench = re.search(rf"(?m)^{_PREFIX}{_BENCH_OF_ENGINE}", text)
+    text = re.sub(_BENCH_OF_ENGINE, "vllm serve", text, count=1)
+    left = _USED.findall(" ".join(match[0] for match in _LEFT.finditer(text)))
     try:
-        command = parse(text)
+        command = parse(_LEFT.sub(r"\g<before>", text))
     except CommandError as error:
         unread.append(f"{shortened(text, 80)!r}: {error}")
         return
+    flags = (flag for flag in command.flags if positive(flag.name.split(".")[0]) in KNOWN)
+    command = replace(command, flags=tuple(flags)) if bench else command
     name = command.model or ""
     # else "vllm serve crashes", or a container without a server
     if command.flags or re.search(r"[/\d<$]", name):
-        yield Found(command, shortened(text), above=above)
+        yield Found(
+            command,
+            words,
+            "the flags of a benchmark's engine" if bench else "",
+            above,
+            tuple(f"${name}" for name in left),
+        )
 
 
 def _listed(block: Block, model: str) -> Iterator[Found]:
-    """Yield the commands of a YAML or JSON document: a service, or a list of arguments."""
-    text = "\n".join(block.lines)
-    if "--" not in text or len(text) > LONGEST or not _DOCUMENT.search(text):
-        return
-    for how in ("YAML", "JSON"):
-        try:
+    """Yield the commands of services in YAML, JSON or a Dockerfile, or of lists of arguments."""
+    text = re.sub(r"(?m)^[ \t]*(?:#[ \t]*)?(?:\.{3}|\u2026)[ \t]*$", "", "\n".join(block.lines))
+    services = [("a Dockerfile", service) for service in _dockerfile(text)]
+    is_read = re.search("--|vllmConfig", text) and len(text) <= LONGEST and _DOCUMENT.search(text)
+    for how in ("YAML", "JSON") if is_read else ():
+        with suppress(yaml.YAMLError, ValueError, RecursionError, TypeError):
             loaded = (yaml.safe_load if how == "YAML" else json.loads)(text)
-        except (yaml.YAMLError, ValueError, RecursionError, TypeError):
+            services += [(how, service) for service in _services(loaded)]
+            break
+    for how, (image, words, variables) in services:
+        starts = (word == "serve" or "api_server" in word for word in words)
+        end = next(compress(count(1), starts), 0)
+        arguments = words[end:]
+        if not end and not any(word.startswith("--") for word in arguments):
             continue
-        for image, words, variables in _services(loaded):
-            starts = (word == "serve" or "api_server" in word for word in words)
-            end = next(compress(count(1), starts), 0)
-            arguments = words[end:]
-            if not any(word.startswith("--") for word in arguments):
-                continue
-            settings = [word for pair in variables for word in ("-e", "=".join(pair))]
-            named = not arguments[0].startswith("-") or any(
-                re.match(r"--model(?:=|$)", word) for word in arguments
+        settings = ["=".join(pair) for pair in variables if re.fullmatch(r"[A-Za-z_]\w*", pair[0])]
+        boxed = chain.from_iterable(("-e", setting) for setting in settings)
+        named = (
+            not arguments
+            or not arguments[0].startswith("-")
+            or any(re.match(r"--model(?:=|$)", word) for word in arguments)
+        )
+        head = ["docker", "run", *boxed, image] if image else [*settings, "vllm", "serve"]
+        head += [] if named or not model else ["--model", model]
+        try:
+            command = parse(shlex.join([*head, *arguments]))
+        except CommandError:
+            continue
+        if not image and not named and model:
+            command = replace(
+                command,
+                flags=tuple(flag for flag in command.flags if flag.name != "--model"),
+                model_argument=model,
             )
-            head = ["docker", "run", *settings, image] if image else ["vllm", "serve"]
-            head += [] if named or not model else ["--model", model]
-            try:
-                command = parse(shlex.join([*head, *arguments]))
-            except CommandError:
-                continue
-            if not image and not named and model:
-                command = replace(
-                    command,
-                    flags=tuple(flag for flag in command.flags if flag.name != "--model"),
-                    model_argument=model,
-                )
-            part = "" if image or named or end else " list of arguments, perhaps a part of them"
-            yield Found(command, shortened(" ".join(words)), how + part, block.above)
-        return
+        part = "" if image or named or end else " list of arguments, perhaps a part of them"
+        yield Found(command, shortened(" ".join(words)), how + part, block.above)
+
+
+def _dockerfile(text: str) -> Iterator[tuple[str, list[str], list[tuple[str, str]]]]:
+    """Yield image, words and variables of a Dockerfile that starts a server."""
+    lines = re.sub(r"\\[ \t]*\n", " ", text)
+    images = re.findall(r"(?m)^[ \t]*FROM[ \t]+(\S+)", lines)
+    items: dict[str, list[str]] = {"ENV": [], "ENTRYPOINT": [], "CMD": []}
+    for name, value in re.findall(r"(?m)^[ \t]*(ENV|ENTRYPOINT|CMD)[ \t]+(\S.*)", lines):
+        with suppress(ValueError):
+            items[name] += json.loads(value) if value.startswith("[") else shlex.split(value)
+    words = _words(items["ENTRYPOINT"] + items["CMD"])
+    if images and words and "vllm" in f"{images[-1]} {' '.join(words)}":
+        yield images[-1], words, _variables(items["ENV"])
 
 
 def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str]]]]:
@@ -261,34 +380,51 @@ def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str
 
     A bare list of arguments has only words.
     """
-    waiting, seen = [loaded], 0
+    waiting, seen = [("", loaded)], 0
     while waiting and seen < _MOST_NODES:
-        node, seen = waiting.pop(0), seen + 1
+        (name, node), seen = waiting.pop(0), seen + 1
         if isinstance(node, Mapping):
             words = [
                 word
-                for kind in ("entrypoint", "command", r"\w*args", r"\w*arguments")
+                for kind in ("entrypoint", "command", r"\w*args", r"\w*arguments", "vllmConfig")
                 for key in node
                 if re.fullmatch(kind, str(key), re.IGNORECASE)
-                for word in _words(node[key])
+                for word in (_options(node[key]) if kind == "vllmConfig" else _words(node[key]))
             ]
             image = node.get("image") or ""
             if isinstance(image, Mapping):
                 image = f"{image.get('repository')}:{image.get('tag') or 'latest'}"
+            elif not image and "repository" in node and "tag" in node:
+                image = f"{_word(node['repository'])}:{_word(node['tag'])}"
             image = _word(image) or ""
-            if words and any("vllm" in word.lower() for word in (image, *words, *map(str, node))):
+            words = [*filter(None, [_word(node.get("modelURL"))]), *words]
+            names = (name, image, *words, *map(str, node), str(node.get("name")))
+            if words and any("vllm" in word.lower() for word in names):
                 yield (
                     _DEFAULT.sub(r"\1", image),
                     words,
                     _variables(node.get("environment") or node.get("env")),
                 )
             else:
-                waiting += list(node.values())[:_MOST_NODES]
+                waiting += [(str(key), item) for key, item in list(node.items())[:_MOST_NODES]]
         elif isinstance(node, list):
             if any(isinstance(item, str) and item.startswith("--") for item in node):
                 yield "", _words(node), []
             else:
-                waiting += node[:_MOST_NODES]
+                waiting += [("", item) for item in node[:_MOST_NODES]]
+
+
+def _options(value: Any) -> list[str]:
+    """Return engine options of a Helm chart, such as `enableChunkedPrefill: false`, as flags."""
+    words: list[str] = []
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        flag = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", str(key)).lower()
+        if key == "extraArgs":
+            words += _words(item)
+        elif f"--{flag}" in KNOWN and item is not None:
+            words.append(f"--no-{flag}" if item is False else f"--{flag}")
+            words += [] if isinstance(item, bool) else [_word(item) or ""]
+    return words
 
 
 def _words(value: Any) -> list[str]:
@@ -315,7 +451,9 @@ def _word(value: Any) -> str | None:
     """
     if isinstance(value, int) and abs(value) >= 10**18:
         return None
-    return str(value) if isinstance(value, str | int | float) else None
+    return (
+        str(value) if isinstance(value, str | int | float) or hasattr(value, "isoformat") else None
+    )
 
 
 def _variables(value: Any) -> list[tuple[str, str]]:
@@ -406,9 +544,13 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return [_value(item, names) for item in items]
         case ast.BinOp(op=ast.Mult(), left=left, right=ast.Constant(value=int(count))):
             part = _value(left, names)
-            if isinstance(part, str | list) and len(part) * count <= LONGEST:
+            if isinstance(part, int | float) or len(part) * count <= LONGEST:
                 return part * count
-        case ast.Call(func=ast.Attribute(attr="dumps"), args=[inner, *_]):
+        case (
+            ast.Call(func=ast.Attribute(attr="dumps"), args=[inner, *_])
+            # the default of a variable of the environment
+            | ast.Call(func=ast.Attribute(attr="getenv" | "get"), args=[ast.Constant(), inner])
+        ):
             return _value(inner, names)
     return ast.literal_eval(node)
 
@@ -420,11 +562,18 @@ def _call(arguments: str) -> ast.Call:
     return tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
 
 
-def _python(block: Block) -> Iterator[Found]:
+def _python(block: Block, names: Mapping[str, Any]) -> Iterator[Found]:
     """Yield the commands of `LLM(…)` and `EngineArgs(…)` calls in Python code."""
-    for arguments, unread in calls("\n".join(block.lines), _CALL):
+    text = "\n".join(block.lines)
+    settings = re.findall(
+        r"\bos\.environ(?:\.setdefault\(|\[)[\"'](\w+)[\"'](?:\]\s*=|,)\s*[\"']([^\"'\n]*)[\"']",
+        text,
+    )
+    for arguments, unread in calls(text, _CALL, names):
         if arguments:
-            yield from _of_arguments(arguments, "Python call of vllm.LLM", block.above, unread)
+            yield from _of_arguments(
+                arguments, "Python call of vllm.LLM", block.above, unread, settings
+            )
 
 
 def _logged(block: Block) -> Iterator[Found]:
@@ -440,11 +589,15 @@ def _logged(block: Block) -> Iterator[Found]:
 
 
 def _of_arguments(
-    arguments: dict[str, Any], how: str, above: str, unread: tuple[str, ...]
+    arguments: dict[str, Any],
+    how: str,
+    above: str,
+    unread: tuple[str, ...],
+    settings: Sequence[tuple[str, str]] = (),
 ) -> Iterator[Found]:
     """Yield the command with these arguments of vLLM, by their names in Python."""
     model = arguments.pop("model", arguments.pop("model_tag", None))
-    words = ["vllm", "serve", *([str(model)] if model else [])]
+    words = [*map("=".join, settings), "vllm", "serve", *([str(model)] if model else [])]
     first = len(words)
     for name, value in arguments.items():
         flag = f"--{name.replace('_', '-')}"

@@ -93,8 +93,8 @@ _SHAPE = {
     "max_position": "max_position_embeddings",
 }
 """Arguments of `Model`, with the names of config.json."""
-_PROMPT, _ANSWER = 100, 8
-"""Tokens that stand for a prompt and an answer of unknown length."""
+_PROMPT, _ANSWER, _SPREAD = 100, 8, 8
+"""Tokens of a prompt and an answer of unknown length, and requests of a range, as placeholders."""
 _MOST_MESSAGE = 160
 _MOST_COMMENT = 400
 _MOST_FRAMES = 4
@@ -135,7 +135,8 @@ class Draft:
         """Write a field of the scenario file."""
         self.file.put(name, value)
         # A known model's shape is not of the text.
-        self.values.append("" if name == "model" else literal(value))
+        # Nor are the numbers of the title read.
+        self.values.append("" if name in {"model", "title"} else literal(value))
 
     def _comment(self, text: str) -> None:
         """Write a comment to the file, shortened."""
@@ -188,10 +189,10 @@ def draft(
     _put_arms(made, facts, command)
     if facts.related:
         made.put("related", facts.related)
-    made.values += [title, facts.issue, command.model or "", str(facts.shape)]
+    made.values += [facts.issue, command.model or "", str(facts.shape)]
     # Of requests with a body the text has a line that sends it.
     sent = [request for request in facts.requests if request.body is not None]
-    for part in unread(facts.blocks, made.values, made.quoted, made.made_up, len(sent)):
+    for part in unread(facts.blocks, made.values, made.quoted, made.made_up, len(sent), title):
         made.gap(f"not read: “{part}”")
     made.text = made.file.text(
         f"{title.rstrip('.…')}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not"
@@ -210,7 +211,11 @@ def _put_command(
     elif how := facts.commands[0].how:
         made.guess(f"the command is from {how}", facts.commands[0].words)
     for argument in facts.commands[0].unread if facts.commands else ():
-        made.gap(f"the value of {argument!r} in that call is not a literal")
+        made.gap(
+            f"the variable {argument[1:]} has no stated value: left out"
+            if argument.startswith("$")
+            else f"the value of {argument!r} in that call is not a literal"
+        )
     if len(facts.commands) > 1 and least_likely_last(facts.commands[0]) == least_likely_last(
         facts.commands[1]
     ):
@@ -313,7 +318,7 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
         known = (
             size
             for kind, size in _MEMORY.items()
-            if re.search(rf"(?<!\w){kind}\b", facts.gpus.value, re.IGNORECASE)
+            if re.search(rf"(?<!\w){kind.removeprefix('RTX ')}\b", facts.gpus.value, re.IGNORECASE)
         )
         if size := int(stated[1]) if stated else max(known, default=0):
             needs["gpu_memory_gb"] = size
@@ -335,7 +340,7 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
 
 def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
     """Add the release to try, and the status that declares it bad."""
-    stated = facts.versions[0] if facts.versions else None
+    stated = next((release for release in facts.versions if not release.other), None)
     if version:
         made.guess(
             "the release of --vllm, taken for a bad one",
@@ -352,8 +357,10 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
                 " instead",
                 "",
             )
-        for other in facts.versions[1:4]:
-            made.guess(f"also named: {other.value}", other.words)
+    for other in [release for release in facts.versions if release is not stated][:4]:
+        made.guess(
+            f"{'works, or is older' if other.other else 'also named'}: {other.value}", other.words
+        )
     made.release = version or (stated.value if stated else newest)
     made.put("status", made.file.call("Status", bad=f"=={made.release}"))
     made.put("try_with", made.release)
@@ -366,11 +373,19 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
     )
     steps: list[list[Source]] = []
     sizes: list[int] = []
-    for at, request in enumerate(facts.requests, 1):
+    for request in (request for request in facts.requests if request.elsewhere):
+        made.gap(
+            f"not sent, as it goes to {request.elsewhere} and not to this server: POST"
+            f" {request.path} {literal(request.body)}"
+        )
+    ours = [request for request in facts.requests if not request.elsewhere]
+    for at, request in enumerate(ours, 1):
         answer = request.answer or facts.answer or _ANSWER
         if request.body is not None:
             for name in request.unread:
                 made.gap(f"request {at}: the value of {name!r} is not a literal")
+            if request.words:
+                made.gap(f"request {at}: its body was not read: “{request.words}”")
             for written in dict.fromkeys(_VARIABLES.findall(str(request.body))):
                 made.gap(f"request {at}: {written} stands for a value that was not read")
             names = (command.get("--served-model-name") or "").split()
@@ -385,10 +400,15 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
             )
         elif request.sizes and not (limit and request.tokens + answer > limit):
             made.guess(
-                f"prompts of {'-'.join(map(str, request.sizes))} tokens,"
-                f" {request.at_once or 'one'} at once",
+                f"prompts of {'-'.join(map(str, request.sizes))} tokens"
+                f"{f', {request.at_once} at once' if request.at_once else ''}",
                 request.words,
             )
+            if request.spread and request.at_once < 2:
+                made.gap(
+                    f"the number of requests in that range is not stated: {_SPREAD} stand for it"
+                )
+                request = replace(request, at_once=_SPREAD)
             sizes += request.sizes
             more = {"max_tokens": answer} | ({"spread": True} if request.spread else {})
             # Fewer at once than sizes: so many of each size.
@@ -421,7 +441,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
         else:
             steps.append([step])
     sends = any(SENDS.search(line) for block in facts.blocks for line in block.lines)
-    lost = sends and not any(request.body is not None for request in facts.requests)
+    lost = sends and not any(request.body is not None for request in ours)
     if not steps:
         stands = f"a chat of {_PROMPT} tokens stands for"
         made.gap(
@@ -433,11 +453,10 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
         answer = facts.answer or _ANSWER
         steps = [[made.file.call("chat", prompt=_PROMPT, max_tokens=answer, stream=False)]]
     if not facts.answer and not (
-        facts.requests
-        and all(request.answer or request.body is not None for request in facts.requests)
+        ours and all(request.answer or request.body is not None for request in ours)
     ):
         made.gap(f"the length of the answers was not read: {_ANSWER} tokens stand for it")
-        made.made_up.add(str(_ANSWER))
+        made.made_up |= {str(_ANSWER), str(_SPREAD)}
     made.put(
         "workload",
         one_a_line(
@@ -544,15 +563,17 @@ def _symptom(facts: Facts) -> str:
     """Return the behaviour of the reported arm. A log with a death counts more than the words."""
     return (
         "dies"
-        if (facts.diagnosis.died or (facts.diagnosis.root is not None and not facts.symptom))
-        else facts.symptom or "dies"
+        if (facts.diagnosis.died or (facts.diagnosis.root is not None and not facts.symptom.value))
+        else facts.symptom.value or "dies"
     )
 
 
 def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
     """Add the reported arm, and an arm for each flag that the text reports as tried."""
     symptom = _symptom(facts)
-    if not facts.diagnosis.died and not facts.symptom:
+    if not facts.diagnosis.died and facts.symptom.words:
+        made.guess(f"the reported arm {symptom}, by the words of the text", facts.symptom.words)
+    elif not facts.diagnosis.died:
         made.guess("dies is a guess: no sentence that was read says what the engine does", "")
     arms = [made.file.call("arm", "reported", made.file.word(symptom))]
     names = {"reported"}
@@ -569,6 +590,7 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
         result = made.file.word("lives" if tried.lives else symptom)
         made.guesses.append(f"arm {name} {result.text}: “{tried.words}”")
         arms.append(Source(f"# “{tried.words}”\n{made.file.call('arm', name, result, edit).text}"))
+    made.quoted += [tried.words for tried in facts.tried]
     for statement in facts.unclear[:6]:
-        made.guess("tried, with an unclear result", statement)
+        made.gap(f"tried with an unclear result, or with something else: “{statement}”")
     made.put("arms", one_a_line(arms))

@@ -33,6 +33,8 @@ class Said:
 
     value: str
     words: str
+    # a release that the text names as one that works, or as one that was upgraded from
+    other: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ class Facts:
     diagnosis: Diagnosis
     phase: Phase | None
     # `dies`, `hangs` or `errs`; empty if the text does not state it
-    symptom: str
+    symptom: Said
     # the one `max_tokens` of the text, or 0
     answer: int
     # the text in parts
@@ -99,54 +101,74 @@ _OWN = re.compile(
 )
 _HEAD_NUMBER = re.compile(r"\A[^\n]*\n?[^\n]{0,200}(?:\(Issue |Issue |\s)#(?P<number>\d{3,6})\b")
 _MENTIONED = re.compile(r"(?<![\w/&#])(?:vllm-project/vllm)?#(\d{4,6})\b")
+_PRE = r"(?:[ .-]?(?:post|rc|dev)\.?\d+)*"
 _VERSIONS = (
-    re.compile(r"vllm-openai(?:-\w+)?:v(?P<version>\d+\.\d+[\w.]*)"),
-    re.compile(r"\bvllm ?==? ?v?(?P<version>\d+\.\d+[\w.+]*)"),
     re.compile(
-        r"\bv?LLM\b[^\n.;,]{0,60}?(?<![\w.])v?(?P<version>0\.\d{1,2}\.\d{1,2}[\w.+]*)",
-        re.IGNORECASE,
+        r"(?<![\w./:\[\]-])(?P<image>[\w./:\[\]-]{0,120}?)vllm-openai(?:-\w+)?:v(?P<version>\d+\.\d+[\w.]*)"
+    ),
+    re.compile(rf"(?a)\bvllm ?==? ?v?(?P<version>\d+\.\d+[\w.+]*{_PRE})"),
+    re.compile(
+        r"(?ai)\bv?LLM\b[^\n.;,]{0,60}?(?<![\w.])v?(?P<version>0\.[1-9]\d?\.\d{1,2}[\w.+]*"
+        rf"{_PRE})"
     ),
 )
-_RELEASE = r"v?(?P<version>0\.[1-9]\d?\.\d{1,2}(?:\.?(?:post|rc|dev)\d+|\.\d+)*)(?![\w.]*\d)"
-_TITLE_VERSION = re.compile(rf"(?<![\w.])(?:v(?=0)|(?<=\bto )|(?<=[:(\]] )){_RELEASE}")
+_RELEASE = rf"v?(?P<version>0\.[1-9]\d?\.\d{{1,2}}(?:{_PRE}|\.\d+)*)(?![\w.]*\d)"
+_TITLE_VERSION = re.compile(rf"(?a)(?<![\w.])(?:v(?=0)|(?<=\bto )|(?<=[:(\]] )){_RELEASE}")
 _BARE_VERSION = re.compile(
-    rf"(?i)(?:(?<![\w.])(?:\b(?:to|on|in|with|of|is|at|since|version|release|and|run|running"
-    rf"|use|using) |[:(] ?|\A|(?<=\n)|(?<=\bv))|\b(?:vllm|version|release|build)\b[\"'`* ]*[:=|]"
-    rf"[\"'`* ]*){_RELEASE}"
+    rf"(?ai)(?:(?<![\w.])(?:\b(?:to|on|in|with|of|is|at|since|version|release|and|run|running"
+    rf"|use|using) |[:(：（] ?|\A|(?<=\n)|(?<=\bv))|\b(?:vllm|version|release|build)\b[\"'`* ]*"
+    rf"[:=|：][\"'`* ]*){_RELEASE}"
+)
+_LAST_OF_RANGE = re.compile(
+    rf"(?ai)(?<![\w.])v?0\.[1-9]\d?\.\d{{1,2}}{_PRE}"
+    rf" ?(?:~|～|-|–|—|/|\.\.+|,|&|to|through|and|or|until|至|到) ?{_RELEASE}"
 )
 _NOT_THIS_ONE = re.compile(
-    r"(?i)\b(?:from|work(?:s|ed)|fine|ok|good|ran|lives|did not|until|up to|before) (?:\S+ ){0,6}$"
+    r"(?i)\b(?:from|work(?:s|ed|ing)|fine|ok|good|ran|lives|did not|not in|until|up to|before)"
+    r" (?:\S+ ){0,6}$"
 )
-_OTHER_PACKAGE = re.compile(
-    r"(?i)flashinfer|transformers|triton|torch|nixl|lmcache|compressed|xgrammar|deepgemm|cuda"
-    r"|driver"
+_GOOD = re.compile(
+    r"(?i)(?:(?!crash|die|fail|hang|but |while |and |0\.\d)[^\n.;,]){0,30}?(?:\b(?:works?|worked"
+    r"|fine|ok(?:ay)?|good|unaffected|not affected|accepted|has it not|has no)\b|没有|正常"
+    r"|\b(?:does|did|do|has|have|is)(?: not|n'?t) (?!work|start|help|boot|run|serve|load))"
+)
+"""Words after a release that works."""
+_PRODUCT = re.compile(
+    r"(?ai)(?P<ours>\bv?LLM(?:-openai)?(?![\w-]))|flashinfer|transformers|triton|torch|nixl|lmcache"
+    r"|compress|xgrammar|deepgemm|cuda|driver|llm-d|chart|helm|operator|stack|aibrix|kserve|\bray\b"
+    r"|kubernetes|dynamo|sglang|guidellm|lm[-_ ]?eval|guidance|mooncake|\bucx|\brocm|\bnccl|\bpip\b"
+    r"|\buv\b|proxy|router|gateway|litellm|python|numpy|peft|outlines|tokenizers|modelopt|inductor"
 )
 _HUB_MODEL = re.compile(
-    r"(?i)\bmodel(?: name| id|"
-    rf" path|url)?(?:\*\*)?\s*[:=|]+\s*[\"'`*\[]*(?P<model>{_REPOSITORY})(?![\w/])"
+    r"(?i)\bmodel(?: name| id| path|url|Artifacts:(?:\s+\w+: \S+)*\s+name)?(?:\*\*)?"
+    r"(?:\s*[:=|：]+\s*|\s+(?:is|was)\s+|[ \t]{2,})"
+    rf"[\"'`*\[]*(?P<model>{_REPOSITORY})(?![\w/])"
 )
 _NAMED_MODEL = re.compile(
-    r"(?i:\b(?:model|serv(?:e|ing)|running|us(?:e|ing)|with|on)) [\"'`*]*"
+    r"(?i:\b(?:model|serv(?:e|ing)|r[au]n|running|us(?:e|ing)|deploy(?:ed|ing)?|load(?:ed|ing)?"
+    r"|test(?:ed|ing)?|with|on|of|for)) [\"'`*]*(?!\S+\.(?:py|sh|json|ya?ml|md|cpp?|cu)\b)"
     rf"(?P<model>(?=[\w.-]*/[\w.-]*\d){_REPOSITORY})(?![\w/])"
     rf"|[\"']model[\"'] ?[:=] ?[\"'](?P<body>{_REPOSITORY})[\"']"
 )
-_HUB_URL = re.compile(rf"huggingface\.co/(?P<model>{_REPOSITORY})(?![\w/])")
+_HUB_URL = re.compile(rf"(?:huggingface\.co/|\bhf://)(?P<model>{_REPOSITORY})(?![\w/])")
 _SHAPE = re.compile(
     r"\b(num_attention_heads|num_key_value_heads|head_dim|num_hidden_layers"
     r"|full_attention_interval|vocab_size|max_position_embeddings)[\"']?\s*[:=]\s*(\d{1,8})\b"
 )
 _ARCHITECTURE = re.compile(r"architectures?[\"']?\s*[:=]\s*\[?[\"']?(\w+For\w+)")
 _KIND = (
-    r"(?:NVIDIA |AMD |GeForce |Instinct |Tesla )*(?:RTX (?:PRO )?\d{4}(?: ?Ti)?(?: Blackwell|"
-    r" Ada)?|A6000|GB[123]00|GB10|DGX Spark|H\d{2,3}"
-    r"|A(?:10G?|16|30|40|100|800)|L(?:4|20|40s?)|V100|T4|B\d{3}|MI\d{3}X?)\b"
+    r"(?:NVIDIA |AMD |GeForce |Instinct |Tesla )*(?:RTX ?(?:PRO )?\d{4}(?: ?Ti)?(?: Blackwell|"
+    r" Ada)?|[345]090|A6000|GB[123]00|GB10|DGX Spark|H\d{2,3}"
+    r"|A(?:10G?|16|30|40|100|800)|L(?:4|20|40[sS]?)|V100|T4|B\d{3}|MI\d{3}X?)\b"
 )
 _GPUS = (
-    re.compile(rf"(?<![\w.])(?P<count>[1-9]\d?) ?[x×*]? ?(?P<kind>{_KIND})", re.IGNORECASE),
-    re.compile(rf"(?<![\w-])(?P<kind>{_KIND}) ?[x×*] ?(?P<count>[1-9]\d?)(?!\w|\.\d)"),
+    re.compile(
+        rf"(?a)(?<![\w.])(?P<count>[1-9]\d?) ?[x×*张块枚卡]? ?(?P<kind>{_KIND})", re.IGNORECASE
+    ),
+    re.compile(rf"(?a)(?<![\w-])(?P<kind>{_KIND}) ?[x×*] ?(?P<count>[1-9]\d?)(?!\w|\.\d)"),
     re.compile(rf"GPU \d+: (?P<kind>{_KIND})"),
-    re.compile(rf"\bGPUs?\b[^\n]{{0,30}}?(?<![\w-])(?P<kind>{_KIND})"),
-    re.compile(rf"(?<![\w-])(?P<kind>{_KIND})"),
+    re.compile(rf"(?a)\bGPUs?\b[^\n]{{0,30}}?(?<![\w-])(?P<kind>{_KIND})"),
+    re.compile(rf"(?a)(?<![\w-])(?P<kind>{_KIND})"),
 )
 _COUNT = rf"(?i:(?<![\w.])(?P<count>\d{{1,2}}|{'|'.join(COUNTS)})[ -])"
 _NODES = re.compile(rf"{_COUNT}(?:[\w.]+[ -])?nodes\b")
@@ -155,16 +177,23 @@ _SYMPTOMS = (
     (
         "hangs",
         re.compile(
-            r"(?i)\bhang(?:s|ing)?\b|\bstuck\b|deadlock|freez|never (?:returns|finish\w+|answer\w*)"
+            r"(?i)\bhang(?:s|ing)?\b|\bstuck\b|deadlock|freez|\bfroze|unresponsive|wait\w* forever"
+            r"|\bnever (?:returns?|finish\w*|answer\w*|respond\w*|complet\w*)"
+            r"|\b(?:stop|ceas)\w* (?:answering|responding|making progress)"
+            r"|\b(?:does|do|did|is|are)(?: not|n'?t) (?:answer|respond|return|finish)(?:ing)?\b"
+            r"|\bno (?:longer|more) (?:answer|respond|progress)"
+            r"|卡死|卡住|无响应|没有响应|挂起|ハング|固ま|応答しな"
         ),
     ),
     (
         "errs",
         re.compile(
             r"(?i)gibberish|garbage|garbled|wrong"
-            r" (?:output|token|answer)|incorrect|repeat(?:s|ed|ing) token|!!!!"
+            r" (?:output|token|answer|result)|incorrect|repeat(?:s|ed|ing) token|!!!!"
+            r"|\b(?:outputs?|answers?|results?|responses?|tokens)\b[^.\n]{0,60}\b(?:is|are|was|were"
+            r"|become) (?:\w+ )?(?:wrong|corrupt\w*|nonsense|broken|empty)"
             r"|\b(?:HTTP |status |returns? |an? |answers? )500\b|\b500 (?:Internal|error|status)"
-            r"|Internal Server Error"
+            r"|Internal Server Error|乱码|文字化け"
             r"|\b(?:server|engine)\b[^.\n]{0,20} (?:stays|keeps|is still) (?:up|alive)"
         ),
     ),
@@ -183,9 +212,18 @@ _CONDITION = re.compile(
 """Words by which a sentence tells of another set-up than the reported one."""
 _CRASH = re.compile(
     r"crash|\bdie[sd]?\b|\bdying\b|dead\b|DeadError|assert|\bkill(?:s|ed)?\b|\bexit(?:s|ed)\b"
-    r"|fail\w* to start|illegal memory|segfault|out of memory|\bOOM\b",
+    r"|fail\w* to start|illegal memory|segfault|out of memory|\bOOM\b"
+    r"|崩溃|挂掉|异常退出|落ち|クラッシュ",
     re.IGNORECASE,
 )
+_NO_CRASH = re.compile(
+    r"(?i)(?:\b(?:no(?:thing|body|ne)?|never|not|without)|n'?t)\b(?: \w+){0,2}?"
+    r" (?:crash\w*|die[sd]?|dead|kill\w*|exit\w*|segfault\w*|asserts?|OOM)\b"
+    r"|\bkill(?:s|ed|ing)? (?:it )?(?:with )?-\w+|\b(?:pkill|killall|SIGKILL)\b"
+    r"|\b(?:I|we|you|user|(?:have|has|had|need(?:s|ed)?) to(?: be)?|must(?: be)?)"
+    r" (?:\w+ )?kill(?:ed|s)?\b"
+)
+"""Words about a crash that did not happen, or about a process that the reporter killed."""
 _BOOT = re.compile(
     r"\bstart-?up\b|\b(?:fails?|failed|unable|not) to start\b|\b(?:cannot|can't|won't)"
     r" start\b|\bboot|\blaunch|\binitiali[sz]|\bwarm-?up\b",
@@ -216,7 +254,11 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
     issue = issue or _issue(text)
     title = _title(text)
     requests = find_requests(
-        blocks, sentences, scheduler_dump(read_lines(text)), _adapters(command, text)
+        blocks,
+        sentences,
+        scheduler_dump(read_lines(text)),
+        _adapters(command, text),
+        [each.command for each in commands],
     )
     return Facts(
         title=title,
@@ -245,20 +287,21 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
     )
 
 
-def _symptom(title: str, sentences: Sequence[str]) -> str:
-    """Return the declared behaviour that a text describes, such as `dies`; empty if none."""
-    survives = any(
-        _SURVIVES.search(each)
+def _symptom(title: str, sentences: Sequence[str]) -> Said:
+    """Return the behaviour that a text describes, such as `dies`, and its words; empty if none."""
+    survives = [
+        each
+        for each in sentences
+        if _SURVIVES.search(each)
         and not _CONDITION.search(each)
         and not _CRASH.search(_SURVIVES.sub("", each))
-        for each in sentences
-    )
-    for text in (title, "\n".join(sentences)):
-        if _CRASH.search(text) and not survives:
-            return "dies"
-        if symptom := next((word for word, rx in _SYMPTOMS if rx.search(text)), ""):
-            return symptom
-    return "errs" if survives else ""
+    ]
+    for texts in ([title], sentences):
+        for word, pattern in (("dies", _CRASH), *_SYMPTOMS):
+            words = [each for each in texts if pattern.search(_NO_CRASH.sub(" ", each))]
+            if words and not (word == "dies" and survives):
+                return Said(word, shortened(words[0], 300))
+    return Said("errs", shortened(survives[0], 300)) if survives else Said("", "")
 
 
 def _phase(title: str, requests: Sequence[Asked], sentences: Sequence[str]) -> Phase | None:
@@ -308,29 +351,60 @@ def _related(text: str, issue: str) -> tuple[str, ...]:
 
 def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said]:
     """Yield the releases that the text names, that of the log or of `collect_env` first."""
-    stated = [Said(diagnosis.vllm_version, "")] if diagnosis.vllm_version else []
+    logged = diagnosis.vllm_version or ""
+    # Another release, which only prose names, is found below.
+    form = r"(?im)(?:LLM engine \(|vLLM \(|^\W*version |server version |\bvLLM Version *: *)v?"
+    stated = [Said(logged, "")] if logged and re.search(form + re.escape(logged), text) else []
     matches = [match for rx in _VERSIONS for match in rx.finditer(text)]
     matches += [match for rx in (_TITLE_VERSION, _BARE_VERSION) for match in rx.finditer(title)]
-    matches += _BARE_VERSION.finditer(text)
+    matches += [match for rx in (_BARE_VERSION, _LAST_OF_RANGE) for match in rx.finditer(text)]
     # The release from which it was upgraded, or in which it works, comes last.
-    for match in sorted(matches, key=_is_another):
-        if not _OTHER_PACKAGE.search(match.string[max(0, match.start() - 12) : match.end()]):
-            before, after = match.string[: match.end()], match.string[match.end() :]
-            words = before[-60:].rpartition("\n")[2] + after[:30].partition("\n")[0]
-            stated.append(Said(match["version"].rstrip("."), shortened(words)))
+    for match in sorted(matches, key=lambda each: (_is_another(each), "dev" in each["version"])):
+        if not _is_of_other_product(match):
+            words = (
+                match.string[: match.end()][-60:].rpartition("\n")[2]
+                + re.split(r"\n|(?<=[.;!?])\s(?=[A-Z])", match.string[match.end() :][:60])[0]
+            )
+            version = match["version"].rstrip(".").replace(" ", "")
+            stated.append(
+                Said(version, shortened(words) if version != logged else "", _is_another(match))
+            )
     seen: set[str] = set()
     for release in stated:
         with suppress(InvalidVersion):
             version = str(Version(release.value))
-            if version not in seen:
+            if version not in seen and not any(each.startswith(f"{version}+") for each in seen):
                 seen.add(version)
-                yield Said(version, release.words)
+                yield Said(version, release.words, release.other)
+
+
+def _is_of_other_product(match: re.Match[str]) -> bool:
+    """Return True if a release is that of a chart, an image or a package, and not of vLLM."""
+    if (image := match.groupdict().get("image")) is not None:
+        return not re.fullmatch(r"(?:\S*/)?vllm/|[^/]*[.:\]][^/]*/|", image)
+    before = match.string[: match.start("version")]
+    line = re.split(r"[\n,;,；。、]", before)[-1]
+    if tag := re.search(r"(?a)(?P<image>[\w./\[\]-]*\w)[:@]v?$", line):
+        return not re.search(
+            r"(?ai)(?:^|vllm/|[.\]]\w*/)vllm(?:-openai)?$|version$|release$", tag["image"]
+        )
+    if named := re.search(r"(?im)^\W*name\W+([\w.-]+).*\n.*\Z", before):
+        return named[1] != "vllm"
+    products = [*_PRODUCT.finditer(line)]
+    if not products:
+        return bool(re.search(r"(?i)\b(?:image|tag)\b\W*(?:(?:is|was|version)\b)?\W*v?$", line))
+    return not products[-1]["ours"] and not re.search(
+        r"(?i) (?:on|in|at|since|with) ", line[products[-1].end() :]
+    )
 
 
 def _is_another(match: re.Match[str]) -> bool:
-    """Return True if the words before a release say that it works or was upgraded from."""
+    """Return True if the words around a release say that it works or was upgraded from."""
     clauses = re.split(r"[.;\n]\s|,| but | and ", match.string[: match.start("version")][-80:])
-    return _NOT_THIS_ONE.search(clauses[-1]) is not None
+    return bool(
+        _NOT_THIS_ONE.search(re.sub(r"(?i)\bfrom \S+ (?=to v?$)", "", clauses[-1]))
+        or _GOOD.match(match.string, match.end())
+    )
 
 
 def _model(text: str) -> Said | None:
@@ -367,7 +441,7 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:
     return Said(
         f"{named.groupdict().get('count') or listed} x {shortened(named['kind'])}"
         f"{f' of {memory[1]} GB' if memory else ''}",
-        shortened(text[named.start() :][:80].partition("\n")[0], 80),
+        shortened(re.split(r"\n|[;。]| with | and ", text[named.start() :][:80])[0], 80),
     )
 
 

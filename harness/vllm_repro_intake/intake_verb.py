@@ -29,6 +29,7 @@ from vllm_repro.scenario.matching import matches
 from vllm_repro.scenario.reader import read
 from vllm_repro_intake.draft import draft
 from vllm_repro_intake.facts import read_facts
+from vllm_repro_intake.text import with_public_stores
 
 _ISSUE = re.compile(
     r"https://github\.com/([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)/issues/(\d{1,7})(?:[/?#]\S*)?"
@@ -76,12 +77,16 @@ def run(arguments: argparse.Namespace) -> int:
     if output is not None and output.exists():
         raise UsageError(f"{output} is already there", hint="name another file, or remove that one")
     text, more, issue = _read(arguments.text)
-    redacted = Redactor(secrets=known_secrets(os.environ)).text
-    facts = read_facts(redacted(text), redacted(more), issue=issue)
+    redactor = Redactor(secrets=known_secrets(os.environ))
+    facts = read_facts(
+        with_public_stores(text, redactor.text),
+        with_public_stores(more, redactor.text),
+        issue=issue,
+    )
     known = all_scenarios(warn=to_stderr)
     number = facts.issue.partition("#")[2]
     name = output.stem.replace("_", "-") if output else f"issue-{number}" if number else "my-bug"
-    release = facts.versions[0].value if facts.versions else ""
+    release = next((named.value for named in facts.versions if not named.other), "")
     source = arguments.vllm or (Source(release=release) if release else None)
     made = draft(
         facts,

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from vllm_repro.command.command import ServeCommand
+from vllm_repro.command.flag_table import KNOWN
 from vllm_repro.command.flags import canonical, is_switch, positive
 from vllm_repro.command.words import split_commands
 from vllm_repro.errors import CommandError
@@ -44,6 +45,8 @@ class Asked:
     model: str = ""
     # arguments that are no literals
     unread: tuple[str, ...] = ()
+    # another server than the reported one, that it is sent to
+    elsewhere: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ _NUMBER = (
 _ONE = rf"(?:{DIGITS})(?: ?[kKM](?![A-Za-z]))?"
 _SEVERAL = re.compile(
     rf"(?<![\w.])(?P<first>{_ONE})(?:[ -]?tokens?)?"
-    rf"(?P<between> ?(?:to|up to|-|–|—|\.\.|through) ?|, | ?/ ?| (?:and|or) )"
+    rf"(?P<between> ?(?:to|up to|-|–|—|~|～|至|到|\.\.|through) ?|, | ?/ ?| (?:and|or) )"
     rf"(?P<others>(?:{_ONE}(?:, (?:and |or )?| ?/ ?| (?:and|or) )){{0,20}}{_ONE})[ -]?tokens?\b"
 )
 _CONCURRENT = re.compile(
@@ -88,11 +91,10 @@ _SIZES = (
     ),
 )
 _EXACT = re.compile(r"prompt_token_ids_len=(\d+)")
-_BENCHED = re.compile(r"--(?:random-)?input-len[= ](\d+)")
-_BENCH_OPTIONS = {
-    name: re.compile(rf"--(?:random-)?{name}[= ](\d+)")
-    for name in ("output-len", "max-concurrency")
-}
+_BENCHED = re.compile(
+    r"--(?:random-)?(?P<name>input-len|output-len|max-concurrency|num-prompts|batch-size"
+    r"|request-rate|endpoint|backend)[= ]+(?P<value>[\w./-]+)"
+)
 _NO_PROMPT = re.compile(
     r"cache|throughput|per second|/s\b|computed|scheduled|chunk|resum|remain|output|generat"
     r"|window|budget|capacity|shared|max[ _-]",
@@ -119,9 +121,14 @@ _LIVED = re.compile(
 )
 _PLACEHOLDER = re.compile(rf"<[^<>]*?{_NUMBER}[ -]?tokens?[^<>]*>")
 _ANSWER = re.compile(r"max_(?:completion_|new_)?tokens['\"]?\s{0,3}[=:]\s{0,3}(\d{1,6})\b")
+_OUTPUT = re.compile(
+    rf"(?<![\w.,-])({DIGITS})[ -](?:output|generated|completion)[ -]tokens?\b"
+    r"|\bOSL[ =:]{1,3}(\d+)\b"
+)
 _SENDS = re.compile(r"\.(?:(?P<what>chat\.completions|completions|embeddings)\.create|post)\(")
 _CURL = re.compile(r"(?:^|[\s`;&|($])curl\s")
 _QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+_LOCAL = re.compile(r"localhost|127\.[\d.]+|0\.0\.0\.0|\[::1\]|host\.docker\.internal")
 _ELSEWHERE = re.compile(r"github|huggingface|pypi|pytorch|nvidia\.com")
 """Hosts that are no server of vLLM."""
 _MOST_LINES = 80
@@ -139,6 +146,7 @@ _MOST_AT_ONCE = 4_096
 def answer_length(text: str) -> int:
     """Return the one `max_tokens` of the text; 0 without one, or with several."""
     lengths = {int(number) for number in _ANSWER.findall(text)} - {0}
+    lengths = lengths or {tokens_of(number or osl) for number, osl in _OUTPUT.findall(text)} - {0}
     return lengths.pop() if len(lengths) == 1 else 0
 
 
@@ -147,21 +155,26 @@ def find_requests(
     statements: Sequence[str],
     dump: Sequence[ScheduledChunk],
     served: Collection[str] = (),
+    commands: Sequence[ServeCommand] = (),
 ) -> list[Asked]:
     """Return the requests that the text states.
 
     They are read from code, else from the scheduler's dump, else from sizes in prose.
 
     statements: those of the prose. served: the adapters that a request may name as its model.
+    commands: the servers of the text, the reported one first.
     """
+    names = assigned(blocks)
+    bodies = [[*_bodies(block, names)] for block in blocks]
+    elsewhere = _elsewhere([url for block in bodies for url, _, _ in block], blocks, commands)
     per_block = [
         sent
-        for block in blocks
+        for block in bodies
         if (
             sent := [
-                replace(request, beside=beside)
-                for path, body, beside in _bodies(block, assigned(blocks))
-                if (request := _asked(path, body, served))
+                replace(request, beside=beside, elsewhere=elsewhere.get(url, ""))
+                for url, body, beside in block
+                if (request := _asked(_path(url), body, served))
             ]
         )
     ]
@@ -174,11 +187,42 @@ def find_requests(
         return sent[:_MOST]
     if dumped := _dumped(blocks, dump):
         return dumped
+    if embeds := re.search(
+        r"POST /v1/embeddings\b[^\n]{0,40}|[^\n]{0,90}\bembeddings? (?:requests?|endpoint)",
+        "\n".join(line for block in blocks for line in block.lines),
+    ):
+        return [Asked(0, 0, shortened(embeds[0], 300), "/v1/embeddings", {"input": "hello"})]
     return _benched(blocks) or _in_prose(statements)
 
 
+def _elsewhere(
+    urls: Sequence[str], blocks: Sequence[Block], commands: Sequence[ServeCommand]
+) -> dict[str, str]:
+    """Return the server of each URL that is not of the reported command, but of another one."""
+    hosts = {
+        url: match
+        for url in urls
+        if (match := re.match(r"(?:https?://)?(?P<host>[\w.\[\]-]+)(?::(?P<port>\d+))?/", url))
+    }
+    ports = [command.get("--port") or "8000" for command in commands] or ["8000"]
+    text = "\n".join(line for block in blocks for line in block.lines)
+    ours = {ports[0], *re.findall(rf"(?<![\d.])(\d+):{re.escape(ports[0])}\b", text)}
+    # Without --port in the command, a proxy or a container may publish another port.
+    strict = bool(commands and commands[0].get("--port")) or any(
+        match["port"] in ours for match in hosts.values()
+    )
+    at_ours = [match["host"] for match in hosts.values() if match["port"] in (None, *ours)]
+    this = {*filter(_LOCAL.fullmatch, at_ours)} or {*at_ours[:1]}
+    return {
+        url: match[0].rpartition("//")[2].rstrip("/")
+        for url, match in hosts.items()
+        if (match["port"] not in (None, *ours) and (strict or match["port"] in ports))
+        or (this and not _LOCAL.fullmatch(match["host"]) and match["host"] not in this)
+    }
+
+
 def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yield path, body and "beside the one before" of each POST of curl or a Python client."""
+    """Yield URL, body and "beside the one before" of each POST of curl or a Python client."""
     background = False
     for text, words in _curls(block.lines):
         urls = [word for word in words if re.match(r"\w+://|[\w.$\{}\[\]-]+(?::\S+)?/", word)]
@@ -187,11 +231,11 @@ def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[
             for at, word in enumerate(words[:-1])
             if re.fullmatch(r"-d|--data(?:-\w+)?|--json", word)
         ]
-        path = _path(next((url for url in urls if url not in data), ""))
+        path = next((url for url in urls if url not in data), "")
         with contextlib.suppress(ValueError, RecursionError):
             body = json.loads(data[-1], strict=False) if data else {}
             if (
-                path
+                _path(path)
                 and (data or re.search(r"(?:-X|--request)[ =]?POST\b", text))
                 and isinstance(body, dict)
             ):
@@ -201,13 +245,22 @@ def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[
     for match in _SENDS.finditer(text):
         for body, unread in islice(calls(text[match.start() :], _SENDS, names), 1):
             if not match["what"]:
-                path = _path(f"{body.pop('model', '')}{body.pop('url', '')}")
+                path = f"{body.pop('model', '')}{body.pop('url', '')}"
                 sent = body.get("json", body.get("data"))
-                if path and isinstance(sent, dict):
+                if _path(path) and isinstance(sent, dict):
                     yield path, sent, False
             elif not set(unread) & {"messages", "prompt", "input", "**"}:
                 body |= body.pop("extra_body", {}) | {"": [*unread]}
-                yield f"/v1/{match['what'].replace('.', '/')}", body, False
+                bases = {*re.findall(r"\bbase_url\s*=\s*f?[\"'](https?://[^\"'/]+)/", text)}
+                route = f"/v1/{match['what'].replace('.', '/')}"
+                yield (f"{bases.pop()}{route}" if len(bases) == 1 else route), body, False
+    if block.code and text.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            body = json.loads(text, strict=False)
+            named = re.search(r"/((?:chat/)?completions|embeddings|responses)\b", block.above)
+            route = "chat/completions" if body.get("messages") else "completions"
+            if body.get("messages") or body.get("prompt") or (named and body.get("input")):
+                yield f"/v1/{named[1] if named else route}", body, False
 
 
 def _curls(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -231,6 +284,8 @@ def _curls(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 def _path(url: str) -> str:
     """Return the path and query of a URL of a server; empty for one without a path."""
+    # A client may have the host.
+    url = f"client{url}" if re.match(r"/v\d/\w", url) else url
     host, _, path = re.sub(r"^\w+://", "", url).partition("/")
     return f"/{path}" if path and host and not _ELSEWHERE.search(host) else ""
 
@@ -319,30 +374,25 @@ def _dumped(blocks: Sequence[Block], dump: Sequence[ScheduledChunk]) -> list[Ask
 
 
 def _benched(blocks: Sequence[Block]) -> list[Asked]:
-    """Return the load of `vllm bench serve` as requests at once."""
+    """Return the load of `vllm bench` as requests at once."""
     for block in blocks:
-        text = "\n".join(block.lines)
-        size = _BENCHED.search(text)
-        if size and int(size[1]):
-            output, count = (
-                match and int(match[1])
-                for match in (rx.search(text) for rx in _BENCH_OPTIONS.values())
+        matches = [*_BENCHED.finditer("\n".join(block.lines))]
+        options = {match["name"]: match["value"] for match in matches}
+        numbers = {name: int(value) for name, value in options.items() if value.isdecimal()}
+        if size := numbers.get("input-len", 0):
+            # Without a limit and a rate, the benchmark sends all prompts at once.
+            prompts = numbers.get("num-prompts", _MOST_AT_ONCE)
+            limit = numbers.get("max-concurrency") or numbers.get("batch-size")
+            unlimited = options.get("request-rate", "inf") == "inf" and "num-prompts" in numbers
+            count = max(1, min(limit or (prompts if unlimited else 1), prompts, _MOST_AT_ONCE))
+            is_chat = "chat" in f"{options.get('endpoint')} {options.get('backend')}"
+            path = "/v1/chat/completions" if is_chat else "/v1/completions"
+            request = Asked(
+                size, numbers.get("output-len", 0), " … ".join(match[0] for match in matches), path
             )
-            if (count or 1) > _MOST:
-                more = min(count or 1, _MOST_AT_ONCE)
-                return [
-                    Asked(int(size[1]), output or 0, size[0], sizes=(int(size[1]),), at_once=more)
-                ]
-            return [
-                Asked(
-                    int(size[1]),
-                    output or 0,
-                    f"{size[0]}, {count or 1} at once",
-                    "/v1/completions",
-                    beside=at > 0,
-                )
-                for at in range(min(count or 1, _MOST))
-            ]
+            if count > _MOST:
+                return [replace(request, sizes=(size,), at_once=count)]
+            return [replace(request, beside=at > 0) for at in range(count)]
     return []
 
 
@@ -361,9 +411,10 @@ def _in_prose(statements: Sequence[str]) -> list[Asked]:
         sizes = [
             size for rx in _SIZES for size in rx.finditer(statement) if _of_prompt(statement, size)
         ]
+        clauses = (clause for clause in statement.split("; ") if sizes and sizes[0][0] in clause)
+        clause = next(clauses, "")
         if not sizes or (
-            (_LIVED.search(statement) or _WORKS.search(statement))
-            and not _ORDINALS.search(statement)
+            (_LIVED.search(clause) or _verdicts(clause)[0]) and not _ORDINALS.search(statement)
         ):
             continue
         size = next(
@@ -377,7 +428,7 @@ def _in_prose(statements: Sequence[str]) -> list[Asked]:
         before = statement[: size.start("number")][-20:]
         tokens, label = _tokens(size) + bool(_MORE_THAN.search(before)), _ORDINALS.search(statement)
         name = label[0].lower() if label else ""
-        request = Asked(tokens, answer_length(statement), shortened(statement))
+        request = Asked(tokens, answer_length(statement), shortened(statement, 300))
         alike = [at for at, known in enumerate(requests) if _alike(tokens, known.tokens)]
         count = _COUNTED.search(statement)
         expected = COUNTS.get(count["count"].lower()) or int(count["count"]) if count else 1
@@ -421,7 +472,11 @@ def _several(statement: str) -> Asked | None:
         answer_length(statement),
         shortened(statement, 300),
         sizes=sizes,
-        spread=len(sizes) == 2 and not re.search(r",|/|and|or", match["between"]),
+        spread=len(sizes) == 2
+        and (
+            not re.search(r",|/|and|or", match["between"])
+            or re.search(r"(?i)\bbetween \W?$", statement[: match.start()]) is not None
+        ),
     )
 
 
@@ -454,6 +509,8 @@ def _of_prompt(statement: str, size: re.Match[str]) -> bool:
 _FAILS = re.compile(
     r"\bsame (?:crash|error|issue|problem|failure)|\bstill"
     r" (?:crash|fail|happen|occur|die|hang|broken|present|reproduc|see|get)\w*"
+    r"|(?:\b(?:never|not)|n[o']?t) (?:finish\w*|pass\w*|starts?|started|serv\w*|accepted|right"
+    r"|correct|fine|normal\w*|stable|ok(?:ay)?)\b"
     r"|\b(?:does|did|do)(?:n[o']?t| not)"
     r" (?:help|fix|work|resolve|matter|avoid|change|affect|prevent)|\bnot influenced"
     r"|\bno (?:effect|difference|improvement)|[:,] same\b|\balso (?:crash|fail)\w*",
@@ -467,9 +524,23 @@ _WORKS = re.compile(
     r" )?(?:crash|hang|error)\w*|\bgoes away|\bdisappears?\b|\bstable\b"
     r"|\b(?:does|did)(?:n't| not) (?:crash|happen|occur|reproduce|hang|die)|\b(?:runs?|is|was|are)"
     r" (?:fine|ok(?:ay)?)\b"
-    r"|(?:→|->|=>|:|\|) ?(?:fine|ok|good)\b",
+    r"|(?:→|->|=>|:|\|) ?(?:fine|ok|good)\b|\bstarts? (?:normally|fine|up|again|ok(?:ay)?)\b"
+    r"|\bstart normally\b|\bserves\b|\bpass(?:es|ed)\b|\baccepted\b|\bsurvive[sd]?\b"
+    r"|\bfinish(?:es|ed)\b|\bnormally\b|\b(?:is|are|was|were) (?:right|correct|good|gone)\b",
     re.IGNORECASE,
 )
+_SECOND = re.compile(
+    r"(?a)(?<![\w.-])[A-Za-z]\w*=\S|\b(?:TP|PP|DP|EP|CP) ?\d"
+    r"|\b(?:one|single|1) (?:\w+ ){0,2}at a time"
+    r"|\b(?:\d+|one|two|a single|single) (?:\w+ )?(?:users?|clients?|requests?|VUs?|prompts?"
+    r"|sequences?|tokens?|threads?|workers?|GPUs?|nodes?|cards?)\b|\bconcurrency\b|\bbatch size\b"
+    r"|\b(?:smaller|shorter|fewer|lower|lowering|reduc\w+|another|different|older|newer) \w"
+    r"|\bother (?:model|GPU|card|node|machine|kernel|driver|backend)"
+    r"|(?<!\w)(?:and|plus|\+|together with) [`'\"]*\x00(?! *(?:it|the|works?)\b)"
+    r"|\x00[`'\"]*(?: [\w.]*\d[\w.]*)?[`'\"]* (?:and|plus|\+|together with)"
+    r" (?!\W*\x00|(?:it|the|everything|all|no|then|works?|serves?)\b)"
+)
+"""A second condition of a result beside a flag, for which `\0` stands."""
 _DOUBT = re.compile(
     r"\?|\b(?:would|should|could|might|may|try|please|perhaps|maybe|sometimes|usually|seems?|if"
     r" you|expected?|unless|until|once|after|PR"
@@ -510,6 +581,9 @@ def find_tried(statements: Sequence[str], command: ServeCommand) -> tuple[list[T
     unclear: list[str] = []
     for raw in statements:
         whole = GLUED.sub(" | ", raw)
+        parts = re.split(r";\s+", whole)
+        if all(any(_verdicts(part)) or not list(_flags_of(part)) for part in parts):
+            whole = "; ".join(part for part in parts if list(_flags_of(part)))
         clauses = _CLAUSES.split(whole) if all(_verdicts(whole)) else [whole]
         if any(any(_verdicts(clause)) and not list(_flags_of(clause)) for clause in clauses):
             clauses = [whole]  # a result of something else
@@ -528,18 +602,30 @@ def find_tried(statements: Sequence[str], command: ServeCommand) -> tuple[list[T
                     continue
                 if (
                     works != fails
+                    and all(positive(flag.split()[0].partition(".")[0]) in KNOWN for flag in flags)
                     and not _DOUBT.search(clause)
+                    and not _has_second_condition(clause)
                     and (known is None or known.lives == works)
                 ):
-                    tried_flags += [] if known else [Tried(flags, works, shortened(raw), removed)]
+                    tried_flags += (
+                        [] if known else [Tried(flags, works, shortened(raw, 300), removed)]
+                    )
                 elif works or fails:
-                    unclear.append(shortened(raw))
+                    unclear.append(shortened(raw, 300))
     return tried_flags, list(dict.fromkeys(unclear))
 
 
 def _verdicts(statement: str) -> tuple[bool, bool]:
     """Return (works, fails): a statement may report a success, a failure, or both."""
     return bool(_WORKS.search(_FAILS.sub(" ", statement))), bool(_FAILS.search(statement))
+
+
+def _has_second_condition(statement: str) -> bool:
+    """Return True if a result also depends on something beside flags."""
+    flags = re.sub(r"(?<![\w-])--[a-z][\w.-]*(?:=[^\s`|,;()]+)?", "\0", statement)
+    # Several flags are one condition.
+    between = r"(\x00[`'\"]*(?: [\w.]*\d[\w.]*)?[`'\"]*) (?:and|or|plus|\+) (?=[`'\"]*\x00)"
+    return _SECOND.search(re.sub(between, r"\1 ", flags)) is not None
 
 
 def _flags_of(statement: str) -> Iterator[tuple[tuple[str, ...], bool]]:

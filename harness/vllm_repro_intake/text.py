@@ -7,7 +7,7 @@ also looked for outside of fences.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 _FENCE = re.compile(r"[ \t]*(?:`{3,}|~{3,})")
@@ -26,7 +26,7 @@ GLUED = re.compile(
     r"(?<=[a-z0-9])(?=(?:Same|Still|Boots|Works|Crash(?:es)?|Fails|No crash|OK|Fine)\b)"
 )
 """Border of two cells of a table that a web page lost."""
-_SENTENCE_END = re.compile(r"(?<=[.!?;])[ \t]+(?=[A-Z`*(])")
+_SENTENCE_END = re.compile(r"(?<=[.!?;])(?<!^\d\.)(?<!^\d\d\.)[ \t]+(?=[A-Z`*(])|(?<=[。！？])")
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def statements(blocks: Sequence[Block]) -> Iterator[str]:
                     yield sentence.strip()
 
 
-_ENVIRONMENT = re.compile(r"(?i)\A.*environment|collect_env|LD_LIBRARY_PATH=")
+_ENVIRONMENT = re.compile(r"(?im)\A.*environment|collect_env|^[ \t]*LD_LIBRARY_PATH=")
 
 
 def environment(block: Block) -> bool:
@@ -144,3 +144,15 @@ def shortened(text: str, most: int = 120) -> str:
     """Return the text on one line, cut after `most` characters."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def with_public_stores(text: str, redacted: Callable[[str], str]) -> str:
+    """Return the redacted text; models in stores such as `s3://Qwen3-8B` are no hosts."""
+    # The bucket has the name of a model, or the store has only public models.
+    return redacted(
+        re.sub(
+            r"\b(hf|(?:s3|gs|oss)(?=://(?=[\w.-]*[A-Z])(?=[\w.-]*\d)[\w-]+(?![\w./:@-])))://",
+            "\\1:\0",
+            text,
+        )
+    ).replace(":\0", "://")

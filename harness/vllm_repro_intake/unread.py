@@ -20,6 +20,7 @@ _LONGEST = 240
 _MOST = 150
 _LOG = re.compile(
     r"(?i:\b(?:info|warning|error|debug|critical)\b.{0,14}\d\d[-:]\d\d)"
+    r"|^\W*[A-Z][a-z]{2} +\d+ \d\d:\d\d:\d\d \S+ \S+: "
     r"|^\W*\d{4}-\d\d-\d\d[T ]\d\d:"
     r"|^\W*(?:\(\w[^)]*pid=\d+\)|\[rank\d|[A-Z]\d{4} \d\d:|Traceback \(|File \"|\^|[\w.]+(?:Error"
     r"|Exception)(?:: |$))|SchedulerOutput\(|non-default args"
@@ -32,6 +33,12 @@ _COLLECTED = re.compile(
     r"|Is debug build|NIC Legend|Vulnerability \w+|\[pip3\]|\[conda\])\b)"
 )
 _ENTRY = re.compile(r"[\w() #/\[\]*.-]{1,60}[:=\t]|\[(?:pip3|conda)\]|\s*(?:GPU|NIC|CPU)\d")
+_OF_A_BODY = re.compile(r"[\"']?\b(?:model|stream)[\"']?\s?[:=]\s?(?:[\"']|[Tt]rue|[Ff]alse)")
+_OF_A_BOX = re.compile(
+    r"(?<!\S)(?:(?:-v|-p|-w|--volume|--mount|--name|--network|--net|--runtime|--restart|--hostname"
+    r"|--publish|--pull|--platform)(?:=|[ \t]+)\S+|--(?:rm|detach|privileged|init)\b|-[dit]+\b)"
+)
+"""Options of a container that a reproduction does not need."""
 _LINK = re.compile(
     r"\d?>>?&?\d?|(?:https?://)?[\w.\[\]-]+:\d+(?=/)"
     r"|https?://(?:[\w-]+\.)+[a-z]{2,}(?!:\d)[^\s)\"'>]*|(?<![\w/])[\w./-]*#\d+\b"
@@ -41,10 +48,10 @@ SENDS = re.compile(
     r"|\.(?:create|post|generate|chat|encode)\((?!\w*\))"
 )
 """A line that sends a request."""
-_FLAG = re.compile(r"(?<![\w-])--(?!data|header|request\b|json\b|location\b)[a-z][\w-]+")
-_SET = re.compile(r"(--[a-z][\w-]+)(?:=|[ \t]+)['\"]?([\w.:/-]*\d[\w.:/-]*\b)")
+_FLAG = re.compile(r"(?a)(?<![\w-])--(?!data|header|request\b|json\b|location\b)[a-z][\w-]+")
+_SET = re.compile(r"(?a)(--[a-z][\w-]+)(?:=|[ \t]+)['\"]?([\w.:/-]*\d[\w.:/-]*\b)")
 _VARIABLE = re.compile(
-    r"\b(?:VLLM|NCCL|TORCH|CUDA|PYTORCH|FLASHINFER|TRITON|HF|OMP|GLOO|RAY|NVSHMEM|UCX)_[A-Z0-9_]+"
+    r"(?a)\b(?:VLLM|NCCL|TORCH|CUDA|PYTORCH|FLASHINFER|TRITON|HF|OMP|GLOO|RAY|NVSHMEM|UCX)_[A-Z0-9_]+"
     r"|\b[A-Z][A-Z0-9]*_[A-Z0-9_]+(?==)"
 )
 _ROUTE = re.compile(
@@ -53,10 +60,21 @@ _ROUTE = re.compile(
 )
 _TICKED = re.compile(r"`([a-z]+(?:_[a-z0-9]+)+)(?=[=:`])")
 _FIELD = re.compile(r"[\"'](\w+)[\"']\s*:|(?<![\w.-])([a-z]\w*)=(?![=\s])")
-_PAIR = re.compile(r"[\"']?(\w+)[\"']?\s*[:=]\s*(-?\d+(?:\.\d+)?)(?![\w.])")
+_PAIR = re.compile(r"(?a)[\"']?(\w+)[\"']?\s*[:=]\s*(-?\d+(?:\.\d+)?)(?![\w.])")
 _OF_A_CLIENT = frozenset(
     [
-        *("api_key", "base_url", "content", "headers", "host", "http", "https", "indent", "key"),
+        *(
+            "api_key",
+            "base_url",
+            "content",
+            "extra_body",
+            "headers",
+            "host",
+            "http",
+            "https",
+            "indent",
+            "key",
+        ),
         *("model", "name", "role", "text", "type", "url", "user"),
     ]
 )
@@ -66,15 +84,23 @@ _TOGETHER = re.compile(
     r"|\bmax_workers=(\d+)|\bxargs\b.* -P ?(\d+)|\bparallel\b.* -j ?(\d+)"
 )
 """Number of requests that code sends at once."""
-_PAUSE = re.compile(r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\b(?:time|asyncio)\.sleep\(")
+_PAUSE = re.compile(
+    r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\b(?:time|asyncio)\.sleep\("
+    r"|\s#.*\b(?:tried|works?|crash\w*|fails?)\b"
+)
+"""A pause, or a comment on a result."""
 _TELLS = re.compile(
     r"(?i)\b(?:work(?:s|ed|around)|ok|okay|fine|finish(?:es|ed)|surviv\w+|remov(?:e|ing)|dropping"
     r"|(?:no|not|never|still|without) (?:a )?(?:crash\w*|dead|die[sd]?|hang\w*|trigger\w*)"
-    r"|leaving out|alone|not affected|unaffected|only (?:if|when)|cures?|helps?|stops? it)\b"
+    r"|leaving out|alone|not affected|unaffected|only (?:if|when)|cures?|helps?|stops? it"
+    r"|restart\w*|normally|serves|pass(?:es|ed)?|accepted|(?:is|are|was|were) (?:right|correct)"
+    r"|(?:does|did|do)(?: not|n't) (?:segfault|happen|occur|reproduce)|never happens"
+    r"|makes it start)\b"
+    r"|正常|不会|没有(?:这个)?问题|解决|ません"
 )
 """Words of a sentence about a workaround, or about a setup without the bug."""
 _NUMBER = re.compile(
-    rf"(?<![\w./:#-])(?<!\d[,'])(?P<number>\d+(?:\.\d+){{2,}}\w*|{DIGITS})"
+    rf"(?a)(?<![\w./:#-])(?<!\d[,'])(?P<number>\d+(?:\.\d+){{2,}}\w*|{DIGITS})"
     r"(?: ?(?P<unit>[kKM])(?![A-Za-z]))?|(?<=[\s\d]\d[-–])(?P<last>\d+)\b(?!\.\d)"
 )
 _LISTED = re.compile(r"\W*[\d.]+\W*")
@@ -89,29 +115,34 @@ def unread(
     quoted: Sequence[str],
     made_up: Collection[str],
     sent: int,
+    title: str,
 ) -> Iterator[str]:
     """Yield the parts of the text that the draft does not have, adjoining lines together.
 
     values: the draft's values, without the shape of a known model. quoted: its comments. made_up:
     placeholders for numbers that the text does not state. sent: requests with a body.
+    title: it has its own field.
     """
     stated = [part for block in blocks for part in _parts(block, blocks)]
     # Which of several requests was not read is not known: quote each.
     lost = sum(SENDS.search(text) is not None for text, _ in stated) > sent
     parts = [
-        part
-        for part in stated
-        if (lost and SENDS.search(part[0]))
-        or any(_missing(*part, "\n".join(values), "\n".join(quoted), made_up))
+        (at, *part)
+        for at, part in enumerate(stated)
+        if (title not in part[0] or len(part[0]) > len(title) + 30)
+        and (
+            (lost and (SENDS.search(part[0]) or (part[1] and _OF_A_BODY.search(part[0]))))
+            or any(_missing(*part, "\n".join(values), "\n".join(quoted), made_up))
+        )
     ]
     joined: list[str] = []
-    code = False
-    for text, is_code in parts:
+    last, code = -1, False
+    for at, text, is_code in parts:
         if joined and code and is_code and len(joined[-1]) + len(text) < _LONGEST:
-            joined[-1] += f" ⏎ {text}"
+            joined[-1] += f" ⏎ {text}" if at == last + 1 else f" … {text}"
         else:
             joined.append(text)
-        code = is_code
+        last, code = at, is_code
     yield from joined[:_MOST]
     if len(joined) > _MOST:
         yield f"and {len(joined) - _MOST} more parts of the text"
@@ -125,12 +156,18 @@ def _parts(block: Block, blocks: Sequence[Block]) -> Iterator[tuple[str, bool]]:
         if other is block or (block.heading and other.heading == block.heading)
     )
     frame = False
-    for raw in block.lines if block.code else tuple(statements([block])):
+    # Name and value of a variable in YAML belong together.
+    lines = re.sub(r"(?<=\S)\n(?=[ \t]*value: *\S)", " ", "\n".join(block.lines)).split("\n")
+    for raw in lines if block.code else tuple(statements([block])):
         line = raw if block.code else _MARKER.sub("", raw)
         skipped = frame or _LOG.search(line[:300]) or (collected and _ENTRY.match(line))
         frame = _FRAME.search(line[:300]) is not None
         # Cut between words, so that no number is cut.
-        for piece in wrap(line, _LONGEST, break_long_words=False) if not skipped else ():
+        for piece in (
+            wrap(line, _LONGEST, break_long_words=False, break_on_hyphens=False)
+            if not skipped
+            else ()
+        ):
             yield " ".join(piece.split()), block.code
 
 
@@ -139,6 +176,7 @@ def _missing(
 ) -> Iterator[str]:
     """Yield each fact of a sentence or line that the draft does not have."""
     everything = f"{values}\n{quoted}"
+    text = _OF_A_BOX.sub(" ", text) if code else text
     told = _PAUSE.search(text) if code else _TELLS.search(text)
     if told and text[:40] not in quoted:
         yield text
@@ -180,15 +218,17 @@ def _missing(
     for match in _NUMBER.finditer(plain):
         value = _value(match)
         near = plain[max(0, match.start() - 6) : match.end() + 6].strip()
+        after = re.escape(plain[match.start() : match.end() + 8].strip())
+        is_near = near in quoted or re.search(rf"(?<![\d.,]){after}", quoted)
         least = 0 if _LISTED.fullmatch(text) else _LEAST_OF_CODE if code else 10
         small = value.isdecimal() and int(value) < least
-        if not (near in quoted or (value in numbers and not small) or (code and small)):
+        if not (is_near or (value in numbers and not small) or (code and small)):
             yield match[0]
 
 
 def _has(text: str, name: str) -> bool:
     """Return True if the text has this name as a whole word."""
-    return re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None
+    return re.search(rf"(?a)(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None
 
 
 def _value(match: re.Match[str]) -> str:

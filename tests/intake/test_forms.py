@@ -1,0 +1,161 @@
+"""Forms of a statement that a draft reads, or quotes in a GAP, and never completes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.golden_files import missing
+from tests.intake.texts import SERVE, checked, drafted
+from vllm_repro.journal.redact import Redactor
+from vllm_repro_intake.text import with_public_stores
+
+CODE = "```\n{}\n```"
+"""Lines of code in an issue."""
+RUN = "vllm serve org/model --port 8000"
+BODY = '{"prompt": "hi", "max_tokens": 5}'
+BENCH = f"{SERVE}\n\n```\nvllm bench serve --random-input-len 96"
+FORMS = {
+    "variables of a shell": [
+        ('A="--seed 1"\nA="$A --enforce-eager"\nvllm serve a/b $A', "--seed 1;--enforce-eager", ""),
+        ('A="--seed 1"\nA+=" -tp 2"\nvllm serve a/b ${A}', "--seed 1;-tp 2", ""),
+        ('A=(\n  --seed 1\n  -tp 2\n)\nvllm serve a/b "${A[@]}"', "--seed 1;-tp 2", ""),
+        ("vllm serve a/b --port ${P:-8123}", "--port 8123", "GAP: the variable"),
+        ('vllm serve a/b --seed 1 "$@"', "--seed 1", "$@'"),
+        (
+            'A="--seed 1"\nif [ $1 = x ]; then\n  A="$A --headless"\nfi\nvllm serve a/b $A',
+            "--seed 1;not read: “A=",
+            "\n          --headless",
+        ),
+        ("vllm serve a/b --seed 1 $MORE", "GAP: the variable MORE", "'$MORE'"),
+    ],
+    "commands of other programs": [
+        ("model: a/b-1\nray start --head \\\n  --block \\\n  --seed 1", "", "\n          --seed"),
+        ("Model: a/b-1\npython x.py \\\n  --epochs 3", "not read", "\n          --epochs"),
+        ("model: a/b-1\nsrun x \\\n  --seed 2 \\\n  --port 9", "", "\n          --port"),
+        ("vllm bench latency --model a/b --input-len 7 -tp 2", "-tp 2;prompt=7", "\n  --input-len"),
+        ("vllm bench throughput --model a/b --seed 2 --n 3", "--seed 2", "\n          --n 3"),
+        ("python benchmarks/benchmark_latency.py --model a/b -tp 2", "-tp 2", "input-len"),
+    ],
+    "units, shells and services": [
+        (
+            "[Service]\nEnvironment=VLLM_A=1\nExecStart=/x/vllm serve a/b -tp 2",
+            "VLLM_A=1;-tp 2",
+            "",
+        ),
+        ('[Service]\nEnvironment="VLLM_A=b c"\nExecStart=-/x/vllm serve a/b1 --seed 1', "b c", ""),
+        (
+            "docker run -e VLLM_A=1 `\n vllm/vllm-openai:v0.20.0 `\n --model a/b -tp 2",
+            "VLLM_A=1",
+            "`",
+        ),
+        ("args:\n- --model=a/b\n...\n- --seed=1", "--model=a/b;--seed=1", ""),
+        ("FROM vllm/vllm-openai:v0.20.0\nENV VLLM_A=1\nCMD --model a/b", "VLLM_A=1;0.20.0", ""),
+        ('FROM vllm/x:v1\nENTRYPOINT ["vllm", "serve"]\nCMD ["a/b-1"]', "a/b-1", ""),
+        ("vllm:\n  command: --model a/b\n  environment:\n    NCCL_A: 1", "NCCL_A=1", ""),
+        (
+            "x:\n  modelURL: a/b\n  vllmConfig:\n    enablePrefixCaching: false\n    maxNumSeqs: 9",
+            "--no-enable-prefix-caching;--max-num-seqs 9",
+            "",
+        ),
+        ('name = "a/b"\nn = 2\nLLM(model=name, tensor_parallel_size=n)', "a/b;-tp=2", "literal"),
+        ('import os\nos.environ["VLLM_A"] = "1"\nLLM("a/b", seed=3)', "VLLM_A=1", ""),
+    ],
+    "requests": [
+        (
+            f"{RUN}\ncurl localhost:8001/v1/completions -d '{BODY}'",
+            "goes to localhost:8001",
+            "request(",
+        ),
+        (f"{RUN}\ncurl http://box:9/v1/completions -d '{BODY}'", "GAP: not sent", "request("),
+        (
+            f"{RUN}\ncurl [::1]:8000/v1/completions -d '{BODY}'",
+            'request(path="/v1/comp',
+            "not sent",
+        ),
+    ],
+}
+PROSE = {
+    "releases": [
+        ("Helm chart version: 0.7.1, vLLM 0.24.0", "==0.24.0", "==0.7.1"),
+        ("Operator Version: 0.7.1", "release is not stated", "==0.7.1"),
+        ("image ghcr.io/x/llm-d-cuda:v0.5.1", "release is not stated", "==0.5.1"),
+        ("Name: xgrammar\nVersion: 0.1.17", "release is not stated", "==0.1.17"),
+        ("lmcache/vllm-openai:v0.3.9 has it", "release is not stated", "==0.3.9"),
+        ("vLLM 0.24.1 rc2", "==0.24.1rc2", ""),
+        ("vLLM v0.24.0 ~ v0.27.1", "==0.24.0;0.27.1", ""),
+        ("Regression from 0.24.0 to 0.25.0", "==0.25.0", "==0.24.0"),
+        ("0.24.0 works.", "release is not stated", "==0.24.0"),
+        ("vLLM 0.25.0, whereas 0.24.0 is fine", "==0.25.0", ""),
+        ("Run 0.25.0. Setting VLLM_A=1 helps.", "GAP: not read: “Setting VLLM_A=1 helps.”", ""),
+    ],
+    "results": [
+        ("It never crashes, but answers are wrong.", "errs)", "dies)"),
+        ("It does not answer; I kill -9 it.", "by the words of the text;hangs)", "dies)"),
+        ("The server stops responding.", "hangs)", "dies)"),
+        ("几个小时后卡死。", "hangs)", "dies)"),
+        ("The output is garbage. Nothing crashes.", "errs)", "dies)"),
+    ],
+    "second conditions": [
+        ("It dies. TP=8 with `--enforce-eager` works.", "GAP: tried", "lives"),
+        (
+            "It dies. With `--enforce-eager` and one request at a time it works.",
+            "GAP: tried",
+            "lives",
+        ),
+        ("It dies. VLLM_A=1 with --enforce-eager is fine.", "GAP: tried", "lives"),
+        ("It dies. With `--max-concurrency 3` it survived.", "GAP: tried", "lives"),
+        ("It dies. With --enforce-eager it starts normally.", "lives", "GAP: tried"),
+        ("It dies. With --enforce-eager it passes.", "lives", "GAP: tried"),
+        ("It dies. Never finishes with --enforce-eager.", "dies, with_flags", "lives"),
+    ],
+    "ranges and numbers": [
+        ("60 requests in flight, between 2k and 9k tokens.", "[2000, 9000];spread=True", ""),
+        ("Calls of 1,000-15,000 tokens.", "spread=True;GAP: the number of requests", ""),
+        ("50 users, prompts from 1k ~ 3k tokens.", "[1000, 3000];spread=True", ""),
+        ("4096 input tokens, 256 output tokens.", "prompt=4096, max_tokens=256", ""),
+        ("并发数37，重启45次。", "37;45", ""),
+        ("1. Start it\n2. `curl x` 17 times", "`curl x` 17 times", "“2.”"),
+    ],
+    "models and GPUs": [
+        ("GPU: L40S × 2（48GB）", "2 x L40S of 48 GB", ""),
+        ("4*4090 24G", "4 x 4090 of 24 GB", ""),
+        ("显卡：4张A800 80G", "4 x A800 of 80 GB", ""),
+    ],
+}
+LOADS = [
+    (f"{BENCH} --num-prompts 3\n```", 3),
+    (f"{BENCH} --num-prompts 30 --max-concurrency 2\n```", 2),
+    (f"{BENCH} --num-prompts 30 --request-rate 2\n```", 1),
+    (f"{BENCH} --num-prompts 4 --request-rate inf\n```", 4),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "absent"),
+    [
+        *((CODE.format(text), *rest) for rows in FORMS.values() for text, *rest in rows),
+        *((f"{SERVE}\n\n{text}", *rest) for rows in PROSE.values() for text, *rest in rows),
+    ],
+)
+def test_forms(text: str, shown: str, absent: str) -> None:
+    made = drafted(text)
+    checked(made)
+    file = made.text[made.text.index("scenario = ") :]
+    assert missing(re.sub(r"--tensor-parallel-size", "-tp", file), *shown.split(";")) == []
+    assert not absent or absent not in file
+
+
+@pytest.mark.parametrize(("text", "count"), LOADS)
+def test_the_load_of_a_benchmark(text: str, count: int) -> None:
+    assert drafted(text).text.count("completion(prompt=96") == count
+
+
+def test_a_public_store_is_no_host() -> None:
+    text = with_public_stores("s3://Qwen3-8B hf://org/m1 s3://corp-data/x", Redactor().text)
+    assert ("s3://Qwen3-8B" in text, "hf://org/m1" in text, "corp-data" in text) == (
+        True,
+        True,
+        False,
+    )
