@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "harness/vllm_repro": 13_000,
-    "harness": 25_000,
-    "tests": 18_600,
+    "harness": 26_650,
+    "tests": 18_880,
     "benchmarks": 1_265,
 }
 """Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500.
 
-Both grew for live servers and reports from outside in diagnosis, for what intake reads or quotes,
-and for the ledger of bugs. That of the core stays."""
+Both grew for live servers, reports from outside and native crashes in diagnosis, for what intake
+reads or quotes, for the ledger of bugs, and for `gate`. That of the core stays."""
 
 
 def statements(source: str) -> int:
