@@ -524,6 +524,7 @@ async def test_the_server_runs_the_changed_file(
     server = serve(changed, patched=source.digests)
     async with running(server) as started:
         await until_logged(server, "ANSWER 42")
+        await until_logged(server, "REPRO observed imported")  # dockerd copies both streams alone
         facts = await asyncio.to_thread(server.booted, started, ready=True)
     assert facts.patched == (Patched(file=FILE, sha256=DIGEST),)
 
