@@ -15,6 +15,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +55,7 @@ class Pool:
             return -1
 '''
 FILE = "vllm/v1/core/pool.py"
+SCHEMA = Path(__file__).parents[2] / "docs" / "gate.schema.json"
 OTHER = "vllm/entrypoints/serve.py"
 
 
@@ -356,6 +358,7 @@ def test_the_whole_command(tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert main(["gate", name, "--for", "20", "--json"]) == 1
     printed = capsys.readouterr()
     answer = json.loads(printed.out)
+    jsonschema.validate(answer, json.loads(SCHEMA.read_text()))
     assert answer["answer"] == "breaks"
     (new,) = answer["new_failures"]
     assert new["changed_lines"] == [f"{FILE}:13"]
