@@ -148,7 +148,7 @@ class _Case:
 
     @property
     def ordered(self) -> bool:
-        """Return True if somebody asked the server to stop before the end of any process."""
+        """Return True if the log has a request to stop, and no process ended before it."""
         return self.stop_asked is not None or self.engine_stop_asked
 
     @property

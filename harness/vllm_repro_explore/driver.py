@@ -41,11 +41,14 @@ _RENEWED = 2000
 class Driver(contextlib.AbstractContextManager["Driver"]):
     """Process that plays cases on one release's EngineCore, as a context manager.
 
-    model: folder whose config vLLM reads unless a case has Mamba layers; each case names its own
-    layers. errors: log file of the process. case_s: seconds after which a case counts as hung.
-    patched: files whose import `errors` reports. probes: JSON file of the statements to count, as
-    `program/vllm_repro_driver/probe.py` reads it. Playing raises `Unsupported` if the release lacks
-    what the driver needs, and `InfraError` if the process does not start.
+    - model: folder whose config vLLM reads unless a case has Mamba layers
+    - errors: log file of the process
+    - case_s: seconds after which a case counts as hung
+    - patched: files whose import `errors` reports
+    - probes: JSON file of the statements to count, see `program/vllm_repro_driver/probe.py`
+
+    Playing raises `Unsupported` if the release lacks what the driver needs, and `InfraError` if
+    the process does not start.
     """
 
     def __init__(

@@ -344,7 +344,7 @@ def _holds(report: RunReport, small: str, gpus: bool) -> str:
 
 
 def _script(report: RunReport, script: str, no_script: str) -> str:
-    """Return the part with `repro.py`, or with why there is none."""
+    """Return the part with `repro.py`; without a script, the reason."""
     if report.bug_seen and any(
         trial.death and trial.phase in (Phase.BOOT, Phase.WARMUP)
         for _, trial in report.failures[:1]

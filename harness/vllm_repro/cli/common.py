@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(WRONG_USAGE, f"{self.prog}: {message}\n  next: {self.prog} --help\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Raise argparse's error, with the nearest choice, if `value` is none of the choices."""
+        """Raise argparse's error with the nearest choice for a `value` that is not a choice."""
         if action.choices is not None and value not in action.choices:
             choices = [str(choice) for choice in action.choices]
             meant = did_you_mean(str(value), choices)

@@ -34,7 +34,7 @@ MOST_TRIALS = 200
 
 
 class SiteFacts(Protocol):
-    """What is known of the place where a run's servers will run, before the first one starts."""
+    """Facts about the place of a run's servers, read before the first one starts."""
 
     @property
     def kind(self) -> ServerKind:

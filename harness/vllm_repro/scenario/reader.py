@@ -105,7 +105,7 @@ class _Reader(Reading):
         return _BAD
 
     def module(self, tree: ast.Module) -> Any:
-        """Return the value of `scenario` in a file, or report why there is none."""
+        """Return the value of `scenario` in a file; report a file that lacks it."""
         for number, statement in enumerate(tree.body):
             match statement:
                 case ast.Expr(value=ast.Constant(value=str())) if number == 0:

@@ -35,7 +35,7 @@ class FunctionRuns:
 
 @dataclass(kw_only=True)
 class GateResult:
-    """What a gate found."""
+    """Answer of a gate with its evidence, for all formats."""
 
     # None if it cannot be played
     change: Change | None

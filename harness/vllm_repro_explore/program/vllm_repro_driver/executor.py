@@ -65,7 +65,7 @@ class ModelRunnerError(Exception):
 
 @dataclass
 class _Known:
-    """What the worker knows of a request: its tokens, blocks and drafts."""
+    """Worker's record of a request: its tokens, blocks and drafts."""
 
     tokens: list[int]
     # tokens of its prompt; with the second runner those it came with, which may be more
