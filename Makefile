@@ -53,7 +53,7 @@ search-night: $(BIN)/vllm-repro ## search the newest vLLM's whole engine for an 
 
 # Four workers: the tests wait for servers as much as they compute, and each collects them all.
 test: $(DEV) ## run all tests that need no Docker, browser or real vLLM
-	@$(BIN)/python -m pytest tests -n 4 -p no:logging --dist worksteal --ignore tests/live -m "not docker and not live and not browser"
+	@$(BIN)/python -m pytest tests -n 5 -p no:logging --dist worksteal --ignore tests/live -m "not docker and not live and not browser"
 
 test-random: $(DEV) ## run the property tests with other examples each time (the nightly job does)
 	@$(BIN)/python -m pytest tests -n 2 --dist worksteal --ignore tests/live -m "hypothesis and not docker" --hypothesis-profile random
