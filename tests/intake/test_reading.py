@@ -557,8 +557,8 @@ def python_with(prompt: str) -> str:
             )
         ),
         # memory is no number of GPUs
-        ("(EngineCore pid=9) GPU KV cache: 0 GPU hit tokens", "the GPUs are not stated"),
-        ("2 GPU blocks left, GH200", "the GPUs are not stated"),
+        ("(EngineCore pid=9) GPU KV cache: 0 GPU hit tokens", "no GPU was read"),
+        ("2 GPU blocks left, GH200", "no GPU was read"),
         # a name of the server's own
         (
             f"--served-model-name q\n{curl_with('hi')}".replace('{"p', '{"model": "q", "p'),
