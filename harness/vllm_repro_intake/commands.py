@@ -55,9 +55,10 @@ _STRING = re.compile(
     rf"\\?\s*(?P<line>{_START.pattern}(?:(?!(?P=quote))[\s\S])*)(?P=quote).*$"
 )
 """A command of a shell in a string of Python."""
-_ARITHMETIC = re.compile(r"\$\(\([ \t]*(\d{1,9}(?:[ \t]*\*[ \t]*\d{1,9}){0,3})[ \t]*\)\)")
+_ARITHMETIC = re.compile(r"\$\(\(([^()\n]{1,80})\)\)")
 _FLAG_OF_VARIABLE = re.compile(
-    r"(--[a-z][\w.-]+)(?:=|[ \t]+)[\"']?\$\{?([A-Za-z_]\w*)\}?[\"']?(?=\s|$)"
+    r"(--[a-z][\w.-]+)(?:=|[ \t]+)[\"']?\$(?:\{|\(\([^()\n]*?)?"
+    r"([A-Za-z_]\w*)(?:\}|[^()\n]*\)\))?[\"']?(?=\s|$)"
 )
 """A flag whose value is a variable."""
 _ON_OR_OFF = re.compile(
@@ -274,6 +275,14 @@ def _of_string(match: re.Match[str]) -> str:
     return match["lead"] + (re.sub(r"\{(\w+)\}", r"${\1}", line) if match["kind"] == "f" else line)
 
 
+def _computed(text: str, variables: Variables) -> str:
+    """Return the number that a shell computes; its sum as one word if a variable has no value."""
+    text = re.sub(r"[A-Za-z_]\w*", lambda name: variables.get(name[0], ("", name[0]))[1], text)
+    if re.fullmatch(r"\s*\d{1,9}(?:\s*[*+]\s*\d{1,9}){0,3}\s*", text):
+        return str(sum(prod(map(int, term.split("*"))) for term in text.split("+")))
+    return shlex.quote(f"$(({text}))")
+
+
 def _switched(match: re.Match[str]) -> str:
     """Return a switch with the value true or false as a flag without a value."""
     return f"--{match[1]}" if match[2].lower() == "true" else f"--no-{match[1]}"
@@ -344,7 +353,7 @@ def _parsed(text: str, above: str, unread: list[str], variables: Variables) -> I
     text = re.sub(_BENCH_OF_ENGINE, "vllm serve", text, count=1)
     left = _USED.findall(" ".join(match[0] for match in _LEFT.finditer(text)))
     text = _ARITHMETIC.sub(
-        lambda sizes: str(prod(map(int, sizes[1].split("*")))),
+        lambda match: _computed(match[1], variables),
         _ON_OR_OFF.sub(_switched, _LEFT.sub(r"\g<before>", text)),
     )
     try:

@@ -62,7 +62,7 @@ _HOLES = re.compile(
 _VARIABLES = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\([^)]*\)|\{[A-Za-z_][^{}'\"]*\}")
 """Variables of a shell or an f-string in the text of a request."""
 _CHUNKS = re.compile(r"(?i)chunk|prefill|continuation")
-_UNSET = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_UNSET = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(\([^()]+\)\)|\A<[\w .-]{1,40}>\Z")
 _IDS = re.compile(
     r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
 )
@@ -258,10 +258,10 @@ def _put_command(
                     f"{flag.name} is in none of the releases known here", " ".join(flag.words())
                 )
             for name in _UNSET.findall(flag.text or ""):
-                made.gap(f"the value of the variable {name} is not stated")
+                made.gap(f"the value of {name} is not stated")
             kept.append(flag)
     for name in _UNSET.findall(command.model_argument or ""):
-        made.gap(f"the value of the variable {name} is not stated")
+        made.gap(f"the value of {name} is not stated")
     for setting in command.env:
         for mistake in variable_mistakes([setting]):
             made.guess(f"left out: {mistake}", "=".join(setting))
@@ -452,15 +452,16 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
     sends = any(SENDS.search(line) for block in facts.blocks for line in block.lines)
     lost = sends and not any(request.body is not None for request in ours)
     if not steps:
-        stands = f"a chat of {_PROMPT} tokens stands for"
+        prompt = min(_PROMPT, max(limit, 0) // 2 or _PROMPT)
+        stands = f"a chat of {prompt} tokens stands for"
         made.gap(
             f"no request of the text was read with its prompt: {stands} all of them"
             if sends
-            else f"no prompt size was read: {stands} it"
+            else f"no prompt size was {'taken' if ours else 'read'}: {stands} it"
         )
-        made.made_up.add(str(_PROMPT))
+        made.made_up.add(str(prompt))
         answer = facts.answer or _ANSWER
-        steps = [[made.file.call("chat", prompt=_PROMPT, max_tokens=answer, stream=False)]]
+        steps = [[made.file.call("chat", prompt=prompt, max_tokens=answer, stream=False)]]
     if not facts.answer and not (
         ours and all(request.answer or request.body is not None for request in ours)
     ):

@@ -204,6 +204,7 @@ _SYMPTOMS = (
             r"|become) (?:\w+ )?(?:wrong|corrupt\w*|nonsense|broken|empty)"
             r"|\b(?:HTTP |status |returns? |an? |answers? )500\b|\b500 (?:Internal|error|status)"
             r"|\breturns? (?:no (?:data|answer|output|text|results?|tokens)|nothing|empty|null)\b"
+            r"|\b(?:accuracy|gsm8k|scores?)\b[^.\n]{0,40}\b(?:drop|degrad|fall|lower)\w*"
             r"|Internal Server Error|乱码|文字化け"
             r"|\b(?:server|engine)\b[^.\n]{0,20} (?:stays|keeps|is still) (?:up|alive)"
         ),
@@ -448,7 +449,10 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:
     if named is None:
         match = _GPU_COUNT.search(text)
         return Said(f"{_count(match)} x GPU", shortened(match[0])) if match else None
-    memory = re.match(r"[^\n.;]{0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b", text[named.end() :])
+    memory = re.match(
+        r"(?:(?!CPU)[^\n.;]){0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b(?!\W*(?:\w+ )?RAM)",
+        text[named.end() :],
+    )
     listed = len(set(re.findall(r"\bGPU \d+: (?=[A-Z])", text)))
     count = _count(named) if named.groupdict().get("count") else listed
     return Said(

@@ -206,7 +206,7 @@ def test_what_a_draft_cannot_hold_is_a_gap() -> None:
         missing(
             made.gaps,
             "the image is of a private registry: --image names another one",
-            "the value of the variable NAME is not stated",
+            "the value of ${NAME} is not stated",
         )
         == []
     )
