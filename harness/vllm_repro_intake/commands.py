@@ -12,10 +12,11 @@ import json
 import re
 import shlex
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, compress, count, islice
+from math import prod
 from typing import Any, TypeVar
 
 import yaml
@@ -30,7 +31,8 @@ from vllm_repro_intake.text import LONGEST, Block, environment, shortened
 
 _LEAD = (
     r"[ \t]*(?:(?:\([^()\n]*\)[ \t]*)?(?:[\w.\[\]-]+@[\w.\[\]-]+[^\n$%#]{0,80})?[$%#>]["
-    r" \t]+|(?:CMD|RUN|[-*•])[ \t]+)?"
+    r" \t]+|(?:CMD|RUN|[-*•+])[ \t]+|(?:INFO|DEBUG) [^\n]{0,80}\][ \t]+"
+    r"|[^\n:：]{0,30}(?i:command|\bcmd|命令)[^\n:：]{0,10}[:：][ \t]+)?"
 )
 _PREFIX = (
     r"(?:(?:[A-Za-z_]\w*=(?:'[^'\n]*'|\"[^\"\n]*\"|\S*)|sudo|env|exec|nohup|time|numactl"
@@ -46,6 +48,21 @@ _START = re.compile(
     rf"|(?:[\w./~-]*/)?python[\d.]*[ \t]+-m[ \t]+vllm\.entrypoints\.openai\.api_server"
     rf"|{_BENCH_OF_ENGINE}"
     rf"|(?:docker|podman|nerdctl)[ \t]+(?:container[ \t]+)?run\b)"
+)
+_STRING = re.compile(
+    r"(?m)^(?P<lead>[ \t]*)(?:\w+[ \t]*=|[\w.]+\()[ \t]*(?P<kind>[rf]?)"
+    r"(?P<quote>\"{3}|'{3}|[\"'])"
+    rf"\\?\s*(?P<line>{_START.pattern}(?:(?!(?P=quote))[\s\S])*)(?P=quote).*$"
+)
+"""A command of a shell in a string of Python."""
+_ARITHMETIC = re.compile(r"\$\(\(([^()\n]{1,80})\)\)")
+_FLAG_OF_VARIABLE = re.compile(
+    r"(--[a-z][\w.-]+)(?:=|[ \t]+)[\"']?\$(?:\{|\(\([^()\n]*?)?"
+    r"([A-Za-z_]\w*)(?:\}|[^()\n]*\)\))?[\"']?(?=\s|$)"
+)
+"""A flag whose value is a variable."""
+_ON_OR_OFF = re.compile(
+    r"(?<!\S)--(?=(?:enable|disable|trust|enforce|async)-)([a-z][\w-]+)[ \t]+([Tt]rue|[Ff]alse)\b"
 )
 _SETTING = re.compile(rf"{_LEAD}(?:export[ \t]+)?[A-Za-z_]\w*=\S.*")
 _ASSIGNMENT = re.compile(
@@ -92,9 +109,13 @@ _OTHER_HEADING = re.compile(
     r"works?\b|workaround|expected|benchmark|fix notes|test plan|comparison|validation|client",
     re.IGNORECASE,
 )
-_ASSIGNED = re.compile(r"(?m)^[ \t]*([A-Za-z_]\w*)[ \t]*=(?=[ \t]*(?:[\[{\"'\d(frb]|os\.))")
+_ASSIGNED = re.compile(
+    r"(?m)^[ \t]*([A-Za-z_]\w*)[ \t]*=(?=[ \t]*(?:[\[{\"'\d(frb]|os\.|True\b|False\b))"
+)
 _MOST_LINES = 80
 _MOST_NODES = 2_000
+_LEAST_OF_FILE = 2
+"""A mapping with more flags than this, and few other keys, is a file for `--config`."""
 _MOST_CALLS = 50
 _UNREADABLE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 _T = TypeVar("_T")
@@ -125,12 +146,17 @@ def find_commands(blocks: Sequence[Block], model: str = "") -> tuple[list[Found]
     a heading such as "Reproduce".
     """
     commands: dict[ServeCommand, Found] = {}
+    blocks = [
+        replace(block, lines=tuple(_STRING.sub(_of_string, "\n".join(block.lines)).split("\n")))
+        for block in blocks
+    ]
     unread: list[str] = []
     whole = "\n".join(line for block in blocks for line in block.lines)
     variables: Variables = {}
     for name in list(dict.fromkeys(_USED.findall(whole)))[:_MOST_CALLS]:
         if stated := re.search(
-            rf"(?<![\w$]){name}\W{{0,2}}(?:=| is |: )(['\"`]?)(\w[\w./:\[\]-]*)\1(?![\w$])", whole
+            rf"(?<![\w$]){name}\W{{0,2}}(?:= ?| is |: )(['\"`]?)([\w/][\w./:\[\]-]*)\1(?![\w$])",
+            whole,
         ):
             variables[name] = (None, stated[2].rstrip(".,:"))
     names = assigned(blocks)
@@ -191,7 +217,10 @@ def _unlikely(lines: str) -> int:
 
 def _shell(block: Block, unread: list[str], variables: Variables) -> Iterator[Found]:
     """Yield the commands of a shell. variables: those set so far."""
-    lines = [_NOTE.sub(r"\1", _of_shell(line) if block.code else line) for line in block.lines]
+    lines = [
+        _NOTE.sub(r"\1", _of_shell(line) if block.code else line.replace("**", ""))
+        for line in block.lines
+    ]
     at = depth = 0
     while at < len(lines):
         if not _START.match(lines[at]):
@@ -200,7 +229,7 @@ def _shell(block: Block, unread: list[str], variables: Variables) -> Iterator[Fo
             if several := re.split(r";[ \t]*(?=export[ \t])", lines[at])[1:]:
                 lines[at : at + 1] = [lines[at].split(";")[0], *several]
             setting, at = _assignment(lines, at)
-            if setting and not environment(block):
+            if setting and (setting["export"] or not environment(block)):
                 _set(variables, setting, certain=depth == 0)
             continue
         first = at
@@ -238,6 +267,25 @@ def _of_shell(line: str) -> str:
     ):
         line = re.sub(pattern, replacement, line)
     return line
+
+
+def _of_string(match: re.Match[str]) -> str:
+    """Return the command in a string of Python, with the fields of an f-string as variables."""
+    line = match["line"]
+    return match["lead"] + (re.sub(r"\{(\w+)\}", r"${\1}", line) if match["kind"] == "f" else line)
+
+
+def _computed(text: str, variables: Variables) -> str:
+    """Return the number that a shell computes; its sum as one word if a variable has no value."""
+    text = re.sub(r"[A-Za-z_]\w*", lambda name: variables.get(name[0], ("", name[0]))[1], text)
+    if re.fullmatch(r"\s*\d{1,9}(?:\s*[*+]\s*\d{1,9}){0,3}\s*", text):
+        return str(sum(prod(map(int, term.split("*"))) for term in text.split("+")))
+    return shlex.quote(f"$(({text}))")
+
+
+def _switched(match: re.Match[str]) -> str:
+    """Return a switch with the value true or false as a flag without a value."""
+    return f"--{match[1]}" if match[2].lower() == "true" else f"--no-{match[1]}"
 
 
 def _assignment(lines: Sequence[str], at: int) -> tuple[re.Match[str] | None, int]:
@@ -304,11 +352,20 @@ def _parsed(text: str, above: str, unread: list[str], variables: Variables) -> I
     bench = re.search(rf"(?m)^{_PREFIX}{_BENCH_OF_ENGINE}", text)
     text = re.sub(_BENCH_OF_ENGINE, "vllm serve", text, count=1)
     left = _USED.findall(" ".join(match[0] for match in _LEFT.finditer(text)))
+    text = _ARITHMETIC.sub(
+        lambda match: _computed(match[1], variables),
+        _ON_OR_OFF.sub(_switched, _LEFT.sub(r"\g<before>", text)),
+    )
     try:
-        command = parse(_LEFT.sub(r"\g<before>", text))
+        command = parse(text)
     except CommandError as error:
         unread.append(f"{shortened(text, 80)!r}: {error}")
-        return
+        try:
+            command = parse(_FLAG_OF_VARIABLE.sub("", text))
+        except CommandError:
+            return
+        unread.pop()
+        left += [name for _, name in _FLAG_OF_VARIABLE.findall(text)]
     flags = (flag for flag in command.flags if positive(flag.name.split(".")[0]) in KNOWN)
     command = replace(command, flags=tuple(flags)) if bench else command
     name = command.model or ""
@@ -327,7 +384,12 @@ def _listed(block: Block, model: str) -> Iterator[Found]:
     """Yield the commands of services in YAML, JSON or a Dockerfile, or of lists of arguments."""
     text = re.sub(r"(?m)^[ \t]*(?:#[ \t]*)?(?:\.{3}|\u2026)[ \t]*$", "", "\n".join(block.lines))
     services = [("a Dockerfile", service) for service in _dockerfile(text)]
-    is_read = re.search("--|vllmConfig", text) and len(text) <= LONGEST and _DOCUMENT.search(text)
+    keys = re.findall(r"(?m)^[ \t]*([A-Za-z][\w-]+):", text)
+    is_read = (
+        (re.search("--|vllmConfig", text) or _known(keys) > _LEAST_OF_FILE)
+        and len(text) <= LONGEST
+        and _DOCUMENT.search(text)
+    )
     for how in ("YAML", "JSON") if is_read else ():
         with suppress(yaml.YAMLError, ValueError, RecursionError, TypeError):
             loaded = (yaml.safe_load if how == "YAML" else json.loads)(text)
@@ -349,7 +411,7 @@ def _listed(block: Block, model: str) -> Iterator[Found]:
         head = ["docker", "run", *boxed, image] if image else [*settings, "vllm", "serve"]
         head += [] if named or not model else ["--model", model]
         try:
-            command = parse(shlex.join([*head, *arguments]))
+            command = parse(_ON_OR_OFF.sub(_switched, shlex.join([*head, *arguments])))
         except CommandError:
             continue
         if not image and not named and model:
@@ -405,6 +467,8 @@ def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str
                     words,
                     _variables(node.get("environment") or node.get("env")),
                 )
+            elif _known(node) > max(_LEAST_OF_FILE, len(node) // 2):
+                yield "", _options(node), []
             else:
                 waiting += [(str(key), item) for key, item in list(node.items())[:_MOST_NODES]]
         elif isinstance(node, list):
@@ -418,13 +482,26 @@ def _options(value: Any) -> list[str]:
     """Return engine options of a Helm chart, such as `enableChunkedPrefill: false`, as flags."""
     words: list[str] = []
     for key, item in value.items() if isinstance(value, Mapping) else ():
-        flag = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", str(key)).lower()
+        flag = _flag(key)
         if key == "extraArgs":
             words += _words(item)
-        elif f"--{flag}" in KNOWN and item is not None:
-            words.append(f"--no-{flag}" if item is False else f"--{flag}")
-            words += [] if isinstance(item, bool) else [_word(item) or ""]
+        elif flag in KNOWN and item is not None:
+            words.append(f"--no-{flag[2:]}" if item is False else flag)
+            if isinstance(item, Mapping):
+                words.append(json.dumps(item, default=str))
+            elif not isinstance(item, bool):
+                words.append(_word(item) or "")
     return words
+
+
+def _known(keys: Iterable[Any]) -> int:
+    """Return the number of these options of a file that are flags of vLLM."""
+    return sum(_flag(key) in KNOWN for key in keys)
+
+
+def _flag(key: Any) -> str:
+    """Return the flag of an option of a file: `maxModelLen`, `max_model_len` or `max-model-len`."""
+    return "--" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_", "-", str(key)).lower()
 
 
 def _words(value: Any) -> list[str]:

@@ -27,6 +27,7 @@ from vllm_repro.scenario.writer import (
     one_a_line,
 )
 from vllm_repro.secret_names import is_secret_name, steers_vllm
+from vllm_repro_diagnosis.diagnosis import Phase
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.signature import How, Signature, compare
@@ -61,7 +62,7 @@ _HOLES = re.compile(
 _VARIABLES = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\([^)]*\)|\{[A-Za-z_][^{}'\"]*\}")
 """Variables of a shell or an f-string in the text of a request."""
 _CHUNKS = re.compile(r"(?i)chunk|prefill|continuation")
-_UNSET = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_UNSET = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(\([^()]+\)\)|\A<[\w .-]{1,40}>\Z")
 _IDS = re.compile(
     r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
 )
@@ -69,7 +70,7 @@ _NAMED_FUNCTION = re.compile(r"\b[\w/]+\.py:(?:\d+:)?([A-Za-z_]\w+)\b")
 _SIZES = {
     16: "T4, RTX 5080",
     24: "L4, A10, A10G, A30, RTX 3090, RTX 4090",
-    32: "V100, RTX 5090",
+    32: "RTX 5090",
     48: "A40, L40, L40S, L20, A6000",
     80: "H100, H800",
     96: "H20, RTX PRO 6000",
@@ -80,7 +81,7 @@ _SIZES = {
     270: "B300",
 }
 _MEMORY = {kind: size for size, kinds in _SIZES.items() for kind in kinds.split(", ")}
-"""Memory in GB of GPUs that have one size. An A100 has 40 or 80."""
+"""Memory in GB of GPUs that have one size. An A100 has 40 or 80, a V100 16 or 32."""
 _NEEDED = ("heads", "kv_heads", "head_dim", "layers", "vocab_size")
 _SHAPE = {
     "architecture": "architecture",
@@ -207,7 +208,7 @@ def _put_command(
 ) -> ServeCommand:
     """Add the reported command, without secrets and words that no server accepts; return it."""
     if not facts.commands:
-        made.gap("the text holds no command: the model alone is taken from it")
+        made.gap("no command was read: the model alone is taken from the text")
     elif how := facts.commands[0].how:
         made.guess(f"the command is from {how}", facts.commands[0].words)
     for argument in facts.commands[0].unread if facts.commands else ():
@@ -257,8 +258,10 @@ def _put_command(
                     f"{flag.name} is in none of the releases known here", " ".join(flag.words())
                 )
             for name in _UNSET.findall(flag.text or ""):
-                made.gap(f"the value of the variable {name} is not stated")
+                made.gap(f"the value of {name} is not stated")
             kept.append(flag)
+    for name in _UNSET.findall(command.model_argument or ""):
+        made.gap(f"the value of {name} is not stated")
     for setting in command.env:
         for mistake in variable_mistakes([setting]):
             made.guess(f"left out: {mistake}", "=".join(setting))
@@ -323,7 +326,7 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
         if size := int(stated[1]) if stated else max(known, default=0):
             needs["gpu_memory_gb"] = size
     elif count:
-        made.gap("the GPUs are not stated: their number is that of the parallel sizes")
+        made.gap("no GPU was read: their number is that of the parallel sizes")
     nodes = command.get("--nnodes") or ""
     if nodes.isdecimal() and 1 < int(nodes) < 100:
         needs["nodes"] = int(nodes)
@@ -382,17 +385,23 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
     for at, request in enumerate(ours, 1):
         answer = request.answer or facts.answer or _ANSWER
         if request.body is not None:
-            for name in request.unread:
+            alike = at > 1 and ours[at - 2].body == request.body
+            for name in () if alike else request.unread:
                 made.gap(f"request {at}: the value of {name!r} is not a literal")
             if request.words:
                 made.gap(f"request {at}: its body was not read: “{request.words}”")
-            for written in dict.fromkeys(_VARIABLES.findall(str(request.body))):
+            for written in () if alike else dict.fromkeys(_VARIABLES.findall(str(request.body))):
                 made.gap(f"request {at}: {written} stands for a value that was not read")
             names = (command.get("--served-model-name") or "").split()
-            if request.model and request.model not in (
-                command.model,
-                facts.model and facts.model.value,
-                *names,
+            if (
+                not alike
+                and request.model
+                and request.model
+                not in (
+                    command.model,
+                    facts.model and facts.model.value,
+                    *names,
+                )
             ):
                 made.guess(f"request {at} names another model than the command", request.model)
             step = made.file.call(
@@ -406,7 +415,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
             )
             if request.spread and request.at_once < 2:
                 made.gap(
-                    f"the number of requests in that range is not stated: {_SPREAD} stand for it"
+                    f"the number of requests in that range was not read: {_SPREAD} stand for it"
                 )
                 request = replace(request, at_once=_SPREAD)
             sizes += request.sizes
@@ -443,15 +452,16 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
     sends = any(SENDS.search(line) for block in facts.blocks for line in block.lines)
     lost = sends and not any(request.body is not None for request in ours)
     if not steps:
-        stands = f"a chat of {_PROMPT} tokens stands for"
+        prompt = min(_PROMPT, max(limit, 0) // 2 or _PROMPT)
+        stands = f"a chat of {prompt} tokens stands for"
         made.gap(
             f"no request of the text was read with its prompt: {stands} all of them"
             if sends
-            else f"no prompt size was read: {stands} it"
+            else f"no prompt size was {'taken' if ours else 'read'}: {stands} it"
         )
-        made.made_up.add(str(_PROMPT))
+        made.made_up.add(str(prompt))
         answer = facts.answer or _ANSWER
-        steps = [[made.file.call("chat", prompt=_PROMPT, max_tokens=answer, stream=False)]]
+        steps = [[made.file.call("chat", prompt=prompt, max_tokens=answer, stream=False)]]
     if not facts.answer and not (
         ours and all(request.answer or request.body is not None for request in ours)
     ):
@@ -519,6 +529,8 @@ def _put_signature(made: Draft, facts: Facts) -> None:
         made.gap("this signature does not match the text's own traceback: correct it")
     if phase is None:
         made.gap("the text does not show when the engine dies")
+    elif phase is Phase.IDLE:
+        made.guess("idle is a guess: no line of the log shows a request before the death", "")
     elif diagnosis.phase is None or diagnosis.died is None:
         made.guess(f"the phase is a guess from the words of the text: {phase}", "")
     stated = {

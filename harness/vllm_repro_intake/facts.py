@@ -99,6 +99,8 @@ _OWN = re.compile(
     rf"(?<![\w/])(?P<repository>vllm-project/{_REPOSITORY.partition('/')[2]})(?: · issue"
     r" )?#(?P<number>\d{1,6})(?=Fetched| · |\s*$)"
 )
+_MOST_HEAD = 3
+"""Lines of a text in which an address is that of the issue itself."""
 _HEAD_NUMBER = re.compile(r"\A[^\n]*\n?[^\n]{0,200}(?:\(Issue |Issue |\s)#(?P<number>\d{3,6})\b")
 _MENTIONED = re.compile(r"(?<![\w/&#])(?:vllm-project/vllm)?#(\d{4,6})\b")
 _PRE = r"(?:[ .-]?(?:post|rc|dev)\.?\d+)*"
@@ -125,7 +127,7 @@ _LAST_OF_RANGE = re.compile(
 )
 _NOT_THIS_ONE = re.compile(
     r"(?i)\b(?:from|work(?:s|ed|ing)|fine|ok|good|ran|lives|did not|not in|until|up to|before)"
-    r" (?:\S+ ){0,6}$"
+    r" (?:\S+ ){0,6}v?$"
 )
 _GOOD = re.compile(
     r"(?i)(?:(?!crash|die|fail|hang|but |while |and |0\.\d)[^\n.;,]){0,30}?(?:\b(?:works?|worked"
@@ -137,11 +139,12 @@ _PRODUCT = re.compile(
     r"(?ai)(?P<ours>\bv?LLM(?:-openai)?(?![\w-]))|flashinfer|transformers|triton|torch|nixl|lmcache"
     r"|compress|xgrammar|deepgemm|cuda|driver|llm-d|chart|helm|operator|stack|aibrix|kserve|\bray\b"
     r"|kubernetes|dynamo|sglang|guidellm|lm[-_ ]?eval|guidance|mooncake|\bucx|\brocm|\bnccl|\bpip\b"
-    r"|\buv\b|proxy|router|gateway|litellm|python|numpy|peft|outlines|tokenizers|modelopt|inductor"
+    r"|\buv\b|ascend|vllm-(?:gaudi|spyre|metal|tpu|neuron|omni|fork)|proxy|router|gateway|litellm|python|numpy|peft|outlines|tokenizers|modelopt|inductor"
 )
 _HUB_MODEL = re.compile(
-    r"(?i)\bmodel(?: name| id| path|url|Artifacts:(?:\s+\w+: \S+)*\s+name)?(?:\*\*)?"
-    r"(?:\s*[:=|：]+\s*|\s+(?:is|was)\s+|[ \t]{2,})"
+    r"(?i)(?:\bmodel(?: name| id| path|url|Artifacts:(?:\s+\w+: \S+)*\s+name)?"
+    r"|_(?:model|LLM)(?:_name|_id)?)(?:\*\*)?"
+    r"(?:\s*[:=|：]+\s*|\s+(?:is|was)\s+|[ \t]{2,}|\n[ \t]*value: *)"
     rf"[\"'`*\[]*(?P<model>{_REPOSITORY})(?![\w/])"
 )
 _NAMED_MODEL = re.compile(
@@ -158,14 +161,19 @@ _SHAPE = re.compile(
 _ARCHITECTURE = re.compile(r"architectures?[\"']?\s*[:=]\s*\[?[\"']?(\w+For\w+)")
 _KIND = (
     r"(?:NVIDIA |AMD |GeForce |Instinct |Tesla )*(?:RTX ?(?:PRO )?\d{4}(?: ?Ti)?(?: Blackwell|"
-    r" Ada)?|[345]090|A6000|GB[123]00|GB10|DGX Spark|H\d{2,3}"
-    r"|A(?:10G?|16|30|40|100|800)|L(?:4|20|40[sS]?)|V100|T4|B\d{3}|MI\d{3}X?)\b"
+    r" Ada)?|[345]090|[345]0[6-9]0 ?[Tt]i|A6000|GB[123]00|GB10|DGX Spark|H\d{2,3}"
+    r"|A(?:10G?|16|30|40|100|800)|L(?:4|20|40[sS]?)|V100|T4|B\d{3}|(?:Arc )?(?:Pro )?B[5-7]0"
+    r"|MI\d{3}X?)(?=s?\b)"
 )
 _GPUS = (
     re.compile(
-        rf"(?a)(?<![\w.])(?P<count>[1-9]\d?) ?[x×*张块枚卡]? ?(?P<kind>{_KIND})", re.IGNORECASE
+        rf"(?a)(?<![\w.])(?P<count>[1-9]\d?|{'|'.join(COUNTS)}) ?[x×*张块枚卡]? ?(?P<kind>{_KIND})",
+        re.IGNORECASE,
     ),
-    re.compile(rf"(?a)(?<![\w-])(?P<kind>{_KIND}) ?[x×*] ?(?P<count>[1-9]\d?)(?!\w|\.\d)"),
+    re.compile(
+        rf"(?ai)(?<![\w-])(?P<kind>{_KIND})(?: ?\([^()\n]{{1,10}}\))? ?[x×*]"
+        r" ?(?P<count>[1-9]\d?)(?!\w|\.\d)"
+    ),
     re.compile(rf"GPU \d+: (?P<kind>{_KIND})"),
     re.compile(rf"(?a)\bGPUs?\b[^\n]{{0,30}}?(?<![\w-])(?P<kind>{_KIND})"),
     re.compile(rf"(?a)(?<![\w-])(?P<kind>{_KIND})"),
@@ -177,8 +185,10 @@ _SYMPTOMS = (
     (
         "hangs",
         re.compile(
-            r"(?i)\bhang(?:s|ing)?\b|\bstuck\b|deadlock|freez|\bfroze|unresponsive|wait\w* forever"
-            r"|\bnever (?:returns?|finish\w*|answer\w*|respond\w*|complet\w*)"
+            r"(?i)\bhang(?:s|ing)?\b|\bstuck\b|(?<!might cause )deadlock|freez"
+            r"|\bfroze|unresponsive|wait\w* forever"
+            r"|\bnever (?:returns?|finish\w*|answer\w*|respond\w*|complet\w*"
+            r"|serv\w+|starts? serv\w+|(?:gets?|becomes?|is) (?:ready|healthy|to the point))"
             r"|\b(?:stop|ceas)\w* (?:answering|responding|making progress)"
             r"|\b(?:does|do|did|is|are)(?: not|n'?t) (?:answer|respond|return|finish)(?:ing)?\b"
             r"|\bno (?:longer|more) (?:answer|respond|progress)"
@@ -193,6 +203,8 @@ _SYMPTOMS = (
             r"|\b(?:outputs?|answers?|results?|responses?|tokens)\b[^.\n]{0,60}\b(?:is|are|was|were"
             r"|become) (?:\w+ )?(?:wrong|corrupt\w*|nonsense|broken|empty)"
             r"|\b(?:HTTP |status |returns? |an? |answers? )500\b|\b500 (?:Internal|error|status)"
+            r"|\breturns? (?:no (?:data|answer|output|text|results?|tokens)|nothing|empty|null)\b"
+            r"|\b(?:accuracy|gsm8k|scores?)\b[^.\n]{0,40}\b(?:drop|degrad|fall|lower)\w*"
             r"|Internal Server Error|乱码|文字化け"
             r"|\b(?:server|engine)\b[^.\n]{0,20} (?:stays|keeps|is still) (?:up|alive)"
         ),
@@ -327,7 +339,8 @@ def _issue(text: str) -> str:
     """
     if match := _OWN.search(text[:4_000]):
         return f"{match['repository']}#{match['number']}"
-    if (match := _ISSUE_URL.search(text[:1_000])) and match["kind"] == "issues":
+    first = "\n".join(text.strip().split("\n")[:_MOST_HEAD])
+    if (match := _ISSUE_URL.search(first)) and match["kind"] == "issues":
         return f"{match['repository']}#{match['number']}"
     if ("[Bug]" in text[:400] or "Subject:" in text[:400]) and (
         match := _HEAD_NUMBER.match(text.lstrip())
@@ -436,10 +449,14 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:
     if named is None:
         match = _GPU_COUNT.search(text)
         return Said(f"{_count(match)} x GPU", shortened(match[0])) if match else None
-    memory = re.match(r"[^\n.;]{0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b", text[named.end() :])
-    listed = len(set(re.findall(r"\bGPU \d+: (?=[A-Z])", text))) or 1
+    memory = re.match(
+        r"(?:(?!CPU)[^\n.;]){0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b(?!\W*(?:\w+ )?RAM)",
+        text[named.end() :],
+    )
+    listed = len(set(re.findall(r"\bGPU \d+: (?=[A-Z])", text)))
+    count = _count(named) if named.groupdict().get("count") else listed
     return Said(
-        f"{named.groupdict().get('count') or listed} x {shortened(named['kind'])}"
+        f"{f'{count} x ' if count else ''}{shortened(named['kind'])}"
         f"{f' of {memory[1]} GB' if memory else ''}",
         shortened(re.split(r"\n|[;。]| with | and ", text[named.start() :][:80])[0], 80),
     )

@@ -61,7 +61,7 @@ class Tried:
     removed: bool = False
 
 
-DIGITS = r"[1-9]\d{0,2}(?:[ ,.'_\u2019\u00a0\u202f]\d{3})+(?![\d.,]*\d)|\d[\d,]*(?:\.\d+)?"
+DIGITS = r"[1-9]\d{0,2}(?:[ ,.'_\u2019\u00a0\u202f]\d{3})+(?![\d.,]*\d)|\d(?:[\d,]*\d)?(?:\.\d+)?"
 _NUMBER = (
     r"(?P<about>~|≈|>|about |around |roughly |over |approximately"
     rf" )?(?P<number>{DIGITS})(?P<kilo> ?[kKM](?![A-Za-z]))?"
@@ -72,11 +72,18 @@ _SEVERAL = re.compile(
     rf"(?P<between> ?(?:to|up to|-|–|—|~|～|至|到|\.\.|through) ?|, | ?/ ?| (?:and|or) )"
     rf"(?P<others>(?:{_ONE}(?:, (?:and |or )?| ?/ ?| (?:and|or) )){{0,20}}{_ONE})[ -]?tokens?\b"
 )
+_SIZES_LAST = re.compile(
+    r"\b(?:ISL|(?i:input|prompt)[ -](?:tokens?|len(?:gth)?s?))(?: of| is| are| from)?[ =:]{1,3}"
+    rf"(?P<sizes>{_ONE}(?:(?:, (?:and |or )?| ?/ ?| (?:and|or|to) | ?[-–~] ?){_ONE}){{0,20}})"
+    r"(?![\w%])"
+)
+"""Sizes of prompts after the words for them: "ISL 1k-8k"."""
 _CONCURRENT = re.compile(
     r"(?P<before>\d{1,5}) (?:\w+ ){0,2}?"
     r"(?:concurrent|parallel|simultaneous|in (?:flight|parallel)|at (?:once|a time))"
     r"|\b(?:concurrency|parallelism|batch size)(?: level)?(?: of|:| =|=)? ?(?P<after>\d{1,5})\b"
-    r"|(?P<clients>\d{1,5}) (?:clients|users|threads|workers)\b",
+    r"|(?P<clients>\d{1,5}) (?:simulated |virtual )?"
+    r"(?:clients|users|VUs?|threads|workers|conversations|sessions)\b",
     re.IGNORECASE,
 )
 _SIZES = (
@@ -123,10 +130,12 @@ _PLACEHOLDER = re.compile(rf"<[^<>]*?{_NUMBER}[ -]?tokens?[^<>]*>")
 _ANSWER = re.compile(r"max_(?:completion_|new_)?tokens['\"]?\s{0,3}[=:]\s{0,3}(\d{1,6})\b")
 _OUTPUT = re.compile(
     rf"(?<![\w.,-])({DIGITS})[ -](?:output|generated|completion)[ -]tokens?\b"
-    r"|\bOSL[ =:]{1,3}(\d+)\b"
+    r"|\b(?:OSL|(?i:output|generated|completion)[ -](?:tokens?|len(?:gth)?))(?: of| is)?"
+    r"[ =:]{1,3}(\d+)\b"
 )
 _SENDS = re.compile(r"\.(?:(?P<what>chat\.completions|completions|embeddings)\.create|post)\(")
 _CURL = re.compile(r"(?:^|[\s`;&|($])curl\s")
+_LOOP = re.compile(r"\bfor \w+ in (?:[$`]\(?seq (?:1 )?(\d{1,5})[)`]|\{1\.\.(\d{1,5})\})")
 _QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _LOCAL = re.compile(r"localhost|127\.[\d.]+|0\.0\.0\.0|\[::1\]|host\.docker\.internal")
 _ELSEWHERE = re.compile(r"github|huggingface|pypi|pytorch|nvidia\.com")
@@ -224,7 +233,8 @@ def _elsewhere(
 def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Yield URL, body and "beside the one before" of each POST of curl or a Python client."""
     background = False
-    for text, words in _curls(block.lines):
+    for text, words, times in _curls(block.lines):
+        beside = re.search(r"(?<![&>|])&(?![&>\d])", _QUOTED.sub("", text)) is not None
         urls = [word for word in words if re.match(r"\w+://|[\w.$\{}\[\]-]+(?::\S+)?/", word)]
         data = [
             words[at + 1]
@@ -239,8 +249,8 @@ def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[
                 and (data or re.search(r"(?:-X|--request)[ =]?POST\b", text))
                 and isinstance(body, dict)
             ):
-                yield path, body, background
-        background = re.search(r"(?<![&>|])&(?![&>\d])", _QUOTED.sub("", text)) is not None
+                yield from ((path, body, beside if at else background) for at in range(times))
+        background = beside
     text = "\n".join(block.lines)
     for match in _SENDS.finditer(text):
         for body, unread in islice(calls(text[match.start() :], _SENDS, names), 1):
@@ -263,8 +273,8 @@ def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[
                 yield f"/v1/{named[1] if named else route}", body, False
 
 
-def _curls(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the text and the words of each curl command."""
+def _curls(lines: Sequence[str]) -> Iterator[tuple[str, list[str], int]]:
+    """Yield the text and the words of each curl command, and how often its loop runs it."""
     at = 0
     while at < len(lines):
         end = at + 1
@@ -274,7 +284,10 @@ def _curls(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
                 if len(text) <= LONGEST and not text.endswith("\\"):
                     for words in split_commands(text):
                         if any(word.text == "curl" for word in words[:3]):
-                            yield text, [word.text for word in words]
+                            before = "\n".join([*lines[:at], text.partition("curl")[0]])
+                            loop = _LOOP.search(re.split(r"(?m)^\s*done\b|; *done\b", before)[-1])
+                            times = min(int(loop[1] or loop[2]), _MOST) if loop else 1
+                            yield text, [word.text for word in words], times
                     break
             end += 1
         else:
@@ -400,13 +413,14 @@ def _in_prose(statements: Sequence[str]) -> list[Asked]:
     """Return the requests whose prompt sizes the sentences state, in order."""
     requests: list[Asked] = []
     labels: set[str] = set()
-    for statement in statements:
+    for raw in statements:
+        statement = _SIZES_LAST.sub(r"prompts of \g<sizes> tokens", raw)
+        if re.search(r"\b(?:vs|versus)\b", statement):
+            continue  # which of the two has the bug is not known
         if several := _several(statement):
-            requests.append(
-                replace(
-                    several, at_once=next(filter(None, map(at_once, (statement, *statements))), 0)
-                )
-            )
+            if not _verdicts(statement)[0]:
+                together = next(filter(None, map(at_once, (statement, *statements))), 0)
+                requests.append(replace(several, at_once=together, words=shortened(raw, 300)))
             continue
         sizes = [
             size for rx in _SIZES for size in rx.finditer(statement) if _of_prompt(statement, size)
@@ -428,7 +442,7 @@ def _in_prose(statements: Sequence[str]) -> list[Asked]:
         before = statement[: size.start("number")][-20:]
         tokens, label = _tokens(size) + bool(_MORE_THAN.search(before)), _ORDINALS.search(statement)
         name = label[0].lower() if label else ""
-        request = Asked(tokens, answer_length(statement), shortened(statement, 300))
+        request = Asked(tokens, answer_length(statement), shortened(raw, 300))
         alike = [at for at, known in enumerate(requests) if _alike(tokens, known.tokens)]
         count = _COUNTED.search(statement)
         expected = COUNTS.get(count["count"].lower()) or int(count["count"]) if count else 1
@@ -452,7 +466,10 @@ def _in_prose(statements: Sequence[str]) -> list[Asked]:
 def _several(statement: str) -> Asked | None:
     """Return the requests of a range or list of prompt sizes; None for another statement."""
     match = _SEVERAL.search(statement)
-    if match is None or _NO_PROMPT.search(statement[max(0, match.start() - 30) : match.end() + 30]):
+    if match is None:
+        return None
+    after = re.split(r"[,;]", statement[match.end() : match.end() + 30])[0]
+    if _NO_PROMPT.search(f"{statement[max(0, match.start() - 30) : match.end()]}{after}"):
         return None
     written = [
         (size.rstrip(" kKM"), size[-1].strip() if size[-1] in "kKM" else "")

@@ -16,6 +16,11 @@ _HEADING = re.compile(
 )
 _TAG = re.compile(r"</?(?:details|summary|p|br|code|pre|div)\b[^>]{0,80}>", re.IGNORECASE)
 _ITEM = re.compile(r"[ \t]*(?:[-*+•◦] |\d{1,2}[.)] |\|)")
+_APART = re.compile(
+    r"(?m)(\\[ \t]*\n)(?:[ \t]*\n)+"
+    r"(?=[ \t]*-|(?![^\n]*\b(?:vllm|python3?|curl|docker) )[^\n]*\\[ \t]*$)"
+)
+"""Empty lines between two lines of one command of a shell."""
 LONGEST = 10_000
 """Longest command, call or line that is read, in characters.
 
@@ -51,7 +56,8 @@ def clean(text: str) -> str:
 
     Blanks replace other control characters.
     """
-    text = text.replace("\r\n", "\n")
+    # A page may show each line of a command as a paragraph.
+    text = _APART.sub(r"\1", text.replace("\r\n", "\n"))
     lines = [
         "".join(char if char.isprintable() else " " for char in line) for line in text.split("\n")
     ]

@@ -26,10 +26,15 @@ _LOG = re.compile(
     r"|Exception)(?:: |$))|SchedulerOutput\(|non-default args"
 )
 _MARKER = re.compile(r"^\s*(?:[-*+•◦]|\(?\d{1,2}[.)])\s+")
-_MODEL = re.compile(r"(?<![\w/.-])[A-Za-z][\w.-]+/(?=[\w.-]*[A-Z])(?=[\w.-]*\d)[\w.-]*\w(?![\w/])")
+_MODEL = re.compile(
+    r"(?<![\w/.-])[A-Za-z][\w.-]+/(?=[\w.-]*[A-Z])(?=[\w.-]*\d)[\w.-]*\w(?![\w/])"
+    r"|(?<![\w/.:-])[\w.-]+(?:/[\w.-]+)+(?<!\.py):v?\d[\w.-]*\w"
+)
+"""The public name of a model, or an image with its tag."""
 _FRAME = re.compile(r"\bFile \"[^\"]+\", line \d+")
 _COLLECTED = re.compile(
-    r"collect_env|LD_LIBRARY_PATH=|(?m:^(?:PyTorch version|GCC version|Is CUDA available|CPU family"
+    r"collect_env|(?m:^LD_LIBRARY_PATH=)"
+    r"|(?m:^(?:PyTorch version|GCC version|Is CUDA available|CPU family"
     r"|Is debug build|NIC Legend|Vulnerability \w+|\[pip3\]|\[conda\])\b)"
 )
 _ENTRY = re.compile(r"[\w() #/\[\]*.-]{1,60}[:=\t]|\[(?:pip3|conda)\]|\s*(?:GPU|NIC|CPU)\d")
@@ -51,7 +56,8 @@ SENDS = re.compile(
 _FLAG = re.compile(r"(?a)(?<![\w-])--(?!data|header|request\b|json\b|location\b)[a-z][\w-]+")
 _SET = re.compile(r"(?a)(--[a-z][\w-]+)(?:=|[ \t]+)['\"]?([\w.:/-]*\d[\w.:/-]*\b)")
 _VARIABLE = re.compile(
-    r"(?a)\b(?:VLLM|NCCL|TORCH|CUDA|PYTORCH|FLASHINFER|TRITON|HF|OMP|GLOO|RAY|NVSHMEM|UCX)_[A-Z0-9_]+"
+    r"(?a)\b(?:VLLM|NCCL|TORCH|CUDA|PYTORCH|FLASHINFER|TRITON|HF|OMP|GLOO|RAY|NVSHMEM|UCX"
+    r"|LMCACHE)_[A-Z0-9_]+|(?<=\bname: )[A-Z][A-Z0-9]*_[A-Z0-9_]+"
     r"|\b[A-Z][A-Z0-9]*_[A-Z0-9_]+(?==)"
 )
 _ROUTE = re.compile(
@@ -60,7 +66,7 @@ _ROUTE = re.compile(
 )
 _TICKED = re.compile(r"`([a-z]+(?:_[a-z0-9]+)+)(?=[=:`])")
 _FIELD = re.compile(r"[\"'](\w+)[\"']\s*:|(?<![\w.-])([a-z]\w*)=(?![=\s])")
-_PAIR = re.compile(r"(?a)[\"']?(\w+)[\"']?\s*[:=]\s*(-?\d+(?:\.\d+)?)(?![\w.])")
+_PAIR = re.compile(r"(?a)[\"']?(\w[\w-]*)[\"']?\s*[:=]\s*(-?\d+(?:\.\d+)?)(?![\w.])")
 _OF_A_CLIENT = frozenset(
     [
         *(
@@ -93,14 +99,15 @@ _TELLS = re.compile(
     r"(?i)\b(?:work(?:s|ed|around)|ok|okay|fine|finish(?:es|ed)|surviv\w+|remov(?:e|ing)|dropping"
     r"|(?:no|not|never|still|without) (?:a )?(?:crash\w*|dead|die[sd]?|hang\w*|trigger\w*)"
     r"|leaving out|alone|not affected|unaffected|only (?:if|when)|cures?|helps?|stops? it"
-    r"|restart\w*|normally|serves|pass(?:es|ed)?|accepted|(?:is|are|was|were) (?:right|correct)"
+    r"|restart\w*|normally|(?<!-)serve[sd](?!-)|pass(?:es|ed)?|accepted"
+    r"|(?:is|are|was|were) (?:right|correct)"
     r"|(?:does|did|do)(?: not|n't) (?:segfault|happen|occur|reproduce)|never happens"
     r"|makes it start)\b"
     r"|正常|不会|没有(?:这个)?问题|解决|ません"
 )
 """Words of a sentence about a workaround, or about a setup without the bug."""
 _NUMBER = re.compile(
-    rf"(?a)(?<![\w./:#-])(?<!\d[,'])(?P<number>\d+(?:\.\d+){{2,}}\w*|{DIGITS})"
+    rf"(?a)(?:(?<![\w./:#-])|(?<=\.\.))(?<!\d[,'])(?P<number>\d+(?:\.\d+){{2,}}\w*|{DIGITS})"
     r"(?: ?(?P<unit>[kKM])(?![A-Za-z]))?|(?<=[\s\d]\d[-–])(?P<last>\d+)\b(?!\.\d)"
 )
 _LISTED = re.compile(r"\W*[\d.]+\W*")
@@ -201,6 +208,7 @@ def _missing(
         *(route for route in [match["route"] for match in _ROUTE.finditer(text)] if route != "/v1"),
     ]
     if code:
+        names += re.findall(r"(?:^|- )((?!vllm)[a-z]\w*Config):", text)
         names += sorted(
             {name for pair in _FIELD.findall(text) for name in pair if name} - _OF_A_CLIENT
         )

@@ -30,6 +30,68 @@ FORMS = {
         ),
         ("vllm serve a/b --seed 1 $MORE", "GAP: the variable MORE", "'$MORE'"),
     ],
+    "values that a shell computes": [
+        (
+            "vllm serve a/b --max-model-len $((32*1024))",
+            "--max-model-len 32768",
+            "",
+        ),
+        ("vllm serve a/b --max-model-len=$(( 2 * 512 ))", "--max-model-len=1024", ""),
+        (
+            "vllm serve a/b --max-model-len ${LEN} --seed 1",
+            "--seed 1;the variable LEN has no stated value: left out",
+            "\n          --max-model-len",
+        ),
+        ("vllm serve a/b --enable-prefix-caching false --seed 1", "--no-enable-prefix-caching", ""),
+        ("vllm serve a/$M --seed 1", "the value of $M is not stated", ""),
+        ("vllm serve a/b --port '<your port>'", "the value of <your port> is not stated", ""),
+        ('vllm serve a/b --chat-template "<s>{{ x }}"', "<s>{{ x }}", "of <s>"),
+        ("K=3\nvllm serve a/b --max-num-seqs $((K * 16))", "--max-num-seqs 48", ""),
+        (
+            "vllm serve a/b --data-parallel-size $((NODES * 4)) --seed 1",
+            "--seed 1;the value of $((NODES * 4)) is not stated",
+            "",
+        ),
+        (
+            "vllm serve a/b --max-model-len $(( N*2 )) --seed 1",
+            "--seed 1;variable N has no stated value: left out",
+            "\n          --max-model-len",
+        ),
+        ("vllm serve a/b --max-model-len 50", "prompt=25", "prompt=100"),
+    ],
+    "commands in strings and logs": [
+        (
+            'port = 81\ncmd = f"vllm serve a/b --port {port} --seed 1"',
+            "--port 81;--seed 1",
+            "{port}",
+        ),
+        ("os.system('VLLM_A=1 vllm serve a/b --seed 1')", "VLLM_A=1;--seed 1", "1')"),
+        ('run = """\\\nvllm serve a/b \\\n  --seed 1\n"""', "--seed 1", '1"""'),
+        ("DEBUG 01-02 03:04:05 a.py:9] vllm serve a/b --seed 1", "--seed 1", "GAP: no command"),
+        ("+ vllm serve a/b --seed 1", "--seed 1", "GAP: no command"),
+    ],
+    "files and lists of options": [
+        (
+            "max-model-len: 990\nenable-prefix-caching: true\nseed: 3",
+            "--max-model-len 990;--enable-prefix-caching;--seed 3",
+            "GAP: not read",
+        ),
+        (
+            "model: a/b\nasync_scheduling: false\nspeculative_config: {method: mtp}",
+            '--model a/b;--no-async-scheduling;--speculative-config \'{"method": "mtp"}\'',
+            "",
+        ),
+        (
+            "- vllm\n- serve\n- a/b\n- --enable-chunked-prefill\n- 'false'\n- --seed\n- '1'",
+            "a/b;--no-enable-chunked-prefill;--seed 1",
+            "",
+        ),
+        (
+            "args: [--model, a/b, --enforce-eager, 'true', --seed, '1']",
+            "--enforce-eager;--seed 1",
+            "--enforce-eager true \\",
+        ),
+    ],
     "commands of other programs": [
         ("model: a/b-1\nray start --head \\\n  --block \\\n  --seed 1", "", "\n          --seed"),
         ("Model: a/b-1\npython x.py \\\n  --epochs 3", "not read", "\n          --epochs"),
@@ -74,6 +136,26 @@ FORMS = {
             'request(path="/v1/comp',
             "not sent",
         ),
+        (
+            f"{RUN}\nfor i in $(seq 1 8); do\n  curl box:8000/v1/completions -d '{BODY}' &\ndone",
+            "together(;request 8",
+            "request 9;not read: “for",
+        ),
+        (
+            f"{RUN}\nfor i in {{1..3}}; do curl box:8000/v1/completions -d '{BODY}'; done",
+            "request 3",
+            "together(",
+        ),
+        (
+            f"{RUN}\nfor i in {{1..300}}; do curl box:8000/v1/completions -d '{BODY}' & done",
+            "not read: “for i in {1..300}",
+            "request 65",
+        ),
+        (
+            f'{RUN}\nflag = True\nclient.completions.create(prompt="hi", stream=flag)',
+            '"stream": True',
+            "not a literal",
+        ),
     ],
 }
 PROSE = {
@@ -88,6 +170,9 @@ PROSE = {
         ("Regression from 0.24.0 to 0.25.0", "==0.25.0", "==0.24.0"),
         ("0.24.0 works.", "release is not stated", "==0.24.0"),
         ("vLLM 0.25.0, whereas 0.24.0 is fine", "==0.25.0", ""),
+        ("vLLM 0.25.0 dies (works fine on v0.24.0).", "works, or is older: 0.24.0", ""),
+        ("vllm-ascend 0.13.0rc1 dies", "release is not stated", "==0.13.0"),
+        ("The vllm-gaudi plugin 0.12.0 dies", "release is not stated", "==0.12.0"),
         ("Run 0.25.0. Setting VLLM_A=1 helps.", "GAP: not read: “Setting VLLM_A=1 helps.”", ""),
     ],
     "results": [
@@ -95,6 +180,12 @@ PROSE = {
         ("It does not answer; I kill -9 it.", "by the words of the text;hangs)", "dies)"),
         ("The server stops responding.", "hangs)", "dies)"),
         ("几个小时后卡死。", "hangs)", "dies)"),
+        ("The call might cause deadlock. It dies.", "dies)", "hangs)"),
+        ("/rerank returns no data.", "errs)", "dies)"),
+        ("Accuracy drops to 0.62.", "errs)", "dies)"),
+        ("With it, gsm8k falls to 40 %.", "errs)", "dies)"),
+        ("The pod never gets ready.", "hangs)", "dies)"),
+        ("The server never becomes ready.", "hangs)", "dies)"),
         ("The output is garbage. Nothing crashes.", "errs)", "dies)"),
     ],
     "second conditions": [
@@ -116,14 +207,64 @@ PROSE = {
         ("50 users, prompts from 1k ~ 3k tokens.", "[1000, 3000];spread=True", ""),
         ("4096 input tokens, 256 output tokens.", "prompt=4096, max_tokens=256", ""),
         ("并发数37，重启45次。", "37;45", ""),
+        (
+            "Dies at 32 concurrent requests, input tokens 1024, 2048 and 4096, output tokens 512.",
+            "at_once(32, prompt=[1024, 2048, 4096], max_tokens=512)",
+            "",
+        ),
+        (
+            "It starts 9 simulated conversations. Each prompt has 5K to 9K tokens.",
+            "at_once(9, prompt=[5000, 9000]",
+            "",
+        ),
+        ("16 users with ISL 1k-8k, OSL 256.", "[1000, 8000], max_tokens=256, spread=True", ""),
+        ("Input length: 700 / 900, output length of 3.", "prompt=900, max_tokens=3", ""),
+        ("Prompts of 15-20 tokens: fine.", "GAP: no prompt size was read", "prompt=[15"),
+        ("A prompt of 5 tokens vs one of 80 tokens.", "GAP: no prompt size was read", "prompt=5"),
         ("1. Start it\n2. `curl x` 17 times", "`curl x` 17 times", "“2.”"),
     ],
     "models and GPUs": [
         ("GPU: L40S × 2（48GB）", "2 x L40S of 48 GB", ""),
         ("4*4090 24G", "4 x 4090 of 24 GB", ""),
         ("显卡：4张A800 80G", "4 x A800 of 80 GB", ""),
+        ("It has two 5070 Ti cards.", "2 x 5070 Ti", "no GPU was read"),
+        ("4x H100s, 80 GB each", "4 x H100", ""),
+        ("Seen on MI300X.", "reported on MI300X:", "1 x MI300X"),
+        ("1x V100", "1 x V100", "gpu_memory_gb"),
+        ("1x A100, 16 vCPU, 64 GB RAM", "1 x A100:", "gpu_memory_gb"),
+        ("A100 machine with 64 GB of RAM", "reported on A100:", "gpu_memory_gb"),
+        ("nvidia rtx4090 x8", "8 x nvidia rtx4090", ""),
+        ("4090(24gb) * 2", "2 x 4090", ""),
+        ("2x B70", "2 x B70", "no GPU was read"),
+    ],
+    "parts that no command has": [
+        ("```\n- name: LMCACHE_AB\n  value: x\n- name: MY_URL\n  value: y\n```", "MY_URL", ""),
+        ("```\n- name: LMCACHE_AB\n  value: x\n```", "not read: “- name: LMCACHE_AB", ""),
+        ("```\nlmcacheConfig:\n  enabled: true\n```", "not read: “lmcacheConfig:”", ""),
+        ("It runs in `corp/fork:1.2-b3` there.", "corp/fork:1.2-b3", ""),
     ],
 }
+WHOLE = [
+    ("Server Command：  VLLM_A=1 vllm serve a/**b1** --seed 1", "VLLM_A=1;serve a/b1;--seed 1", ""),
+    ("The launch cmd: vllm serve a/b --seed 1", "--seed 1", ""),
+    ("## Your current environment\n\nexport VLLM_A=1\n\nvllm serve a/b -tp 2", "VLLM_A=1", ""),
+    (
+        "sudo docker run \\\n\n  -e VLLM_A=1 \\\n\n  vllm/x:v1 \\\n\n  --model a/b",
+        "VLLM_A=1;--model a/b",
+        "cannot be read",
+    ),
+    ("vllm serve a/b \\\n\n--seed 1 \\\n\n--port 9\n\nIt dies.", "--seed 1;--port 9", "It dies.\n"),
+    (
+        "env:\n- name: OUR_MODEL_NAME\n  value: a/b-1\n- name: X_Y\n  value: 1",
+        "serve a/b-1;X_Y",
+        "",
+    ),
+    (
+        "# It dies\n\nvllm serve a/b -tp 2\n\nSee\nhttps://github.com/vllm-project/vllm/issues/12345",
+        "number of the issue is not stated;related=",
+        'issue="vllm',
+    ),
+]
 LOADS = [
     (f"{BENCH} --num-prompts 3\n```", 3),
     (f"{BENCH} --num-prompts 30 --max-concurrency 2\n```", 2),
@@ -137,6 +278,7 @@ LOADS = [
     [
         *((CODE.format(text), *rest) for rows in FORMS.values() for text, *rest in rows),
         *((f"{SERVE}\n\n{text}", *rest) for rows in PROSE.values() for text, *rest in rows),
+        *WHOLE,
     ],
 )
 def test_forms(text: str, shown: str, absent: str) -> None:

@@ -206,7 +206,7 @@ def test_what_a_draft_cannot_hold_is_a_gap() -> None:
         missing(
             made.gaps,
             "the image is of a private registry: --image names another one",
-            "the value of the variable NAME is not stated",
+            "the value of ${NAME} is not stated",
         )
         == []
     )
@@ -557,8 +557,8 @@ def python_with(prompt: str) -> str:
             )
         ),
         # memory is no number of GPUs
-        ("(EngineCore pid=9) GPU KV cache: 0 GPU hit tokens", "the GPUs are not stated"),
-        ("2 GPU blocks left, GH200", "the GPUs are not stated"),
+        ("(EngineCore pid=9) GPU KV cache: 0 GPU hit tokens", "no GPU was read"),
+        ("2 GPU blocks left, GH200", "no GPU was read"),
         # a name of the server's own
         (
             f"--served-model-name q\n{curl_with('hi')}".replace('{"p', '{"model": "q", "p'),
