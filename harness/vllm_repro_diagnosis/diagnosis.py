@@ -21,7 +21,7 @@ from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.judgement import Diagnosis, Phase, judge_life
 from vllm_repro_diagnosis.life_signs import BEGINNINGS, ServerLife, boot_marker
 from vllm_repro_diagnosis.log_text import Line, from_the_end, read_lines
-from vllm_repro_diagnosis.outside import of_other_program, report_of
+from vllm_repro_diagnosis.outside import report_of
 
 __all__ = ["Diagnosis", "Phase", "diagnose"]
 
@@ -124,7 +124,7 @@ def _container_of(line: Line, streams: dict[str, _Container]) -> _Container:
     server = streams.get(line.stream)
     if server is not None and (server.of_vllm or server.life.of_vllm):
         return server
-    if report_of(line.text) and not of_other_program(f"name={line.stream} {line.text}"):
+    if report_of(line.text) and (not line.stream or report_of(f"{line.stream} {line.text}")):
         of_vllm = [name for name, each in streams.items() if each.of_vllm or each.life.of_vllm]
         # compose names the container that ended; the log of `docker logs` has no name
         if len(of_vllm) == 1 and "" in (line.stream, *of_vllm):

@@ -21,6 +21,9 @@ LOOPS = _names("""
 """)
 """Loops of EngineCore and workers: an exception with such a frame came from an engine."""
 
+MAIN = _names("run_engine_core run_mp_engine")
+"""Main functions of an engine's process: the interpreter prints what leaves them."""
+
 CLEANUP = _names("""
     __aexit__ __del__ __exit__ _cleanup _cleanup_profiling_kv_cache cleanup
     cleanup_dist_env_and_memory close destroy destroy_process_group shutdown terminate
@@ -44,8 +47,9 @@ STEP = _names("""
 """)
 """Functions of any step: alone they do not show which part of vLLM failed."""
 _BOOT = _names(
-    "_init_executor _initialize_kv_caches init_device initialize_from_config initialize_kv_cache "
-    "load_model"
+    "_check_enough_kv_cache_memory _init_executor _initialize_kv_caches "
+    "check_enough_kv_cache_memory get_kv_cache_config get_kv_cache_configs init_device "
+    "initialize_from_config initialize_kv_cache load_model"
 )
 _START = _names("""
     build_async_engine_client build_async_engine_client_from_engine_args

@@ -20,6 +20,7 @@ from enum import StrEnum
 
 from vllm_repro_diagnosis.engine_code import (
     LOOPS,
+    MAIN,
     booting,
     leaves_the_engine,
     starting,
@@ -29,6 +30,7 @@ from vllm_repro_diagnosis.engine_code import (
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.life_signs import HANDLER_FAILED, THROWN, ServerLife, Sign, SignKind
 from vllm_repro_diagnosis.log_text import shown
+from vllm_repro_diagnosis.outside import names_other_only
 from vllm_repro_diagnosis.root_cause import Root, find_root
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
@@ -329,7 +331,7 @@ def _last_words(case: _Case) -> Diagnosis | None:
     crashed = crash and life.survived_until < crash.line < (reported or 0)
     if crash is not None and crashed and cause is None and not case.ordered:
         lost = worker is not None and SignKind.BOOT_FAILED not in life
-        return replace(_crash(crash), lost_worker=lost)
+        return replace(_crash(case, crash), lost_worker=lost)
     # In a text of several servers another one may have been ready.
     late = failed is not None and failed.line > life.survived_until and not case.ordered
     if failed is not None and (late or not life.ready):
@@ -341,7 +343,7 @@ def _last_words(case: _Case) -> Diagnosis | None:
             missing = "" if suffix else "; the root cause is not in this part of the log"
             return _died(f"{not_up}{missing}: {failed.text}{suffix}")
         if root is not None and _is_exit(root.raised):
-            return _lives("The boot was interrupted by a signal; nothing failed by itself.")
+            return _lives(_INTERRUPTED)
     if cause is None:
         if case.ordered:
             return None
@@ -359,6 +361,7 @@ def _last_words(case: _Case) -> Diagnosis | None:
     return None
 
 
+_INTERRUPTED = "The boot was interrupted by a signal; nothing failed by itself."
 _EXIT_CODE = re.compile(r"exit code: -(\d+)|': -(\d+)\}")
 _SIGNALS = {
     signal.SIGABRT: "an abort in C++ code",
@@ -382,9 +385,11 @@ def _signal_suffix(text: str) -> str:
     return f" ({signal.Signals(code).name}{': ' + meaning if meaning else ''})"
 
 
-def _crash(crash: Sign, root: Root | None = None) -> Diagnosis:
+def _crash(case: _Case, crash: Sign, root: Root | None = None) -> Diagnosis:
     """Return the diagnosis of a crash in native code, with what C++ code threw if known."""
     text = _named(root) if root is not None and root.raised.native else crash.text
+    if not case.life.is_server and names_other_only("\n".join(case.life.prose)):
+        return _undecided(f"A process crashed that may be another program's: {text.rstrip(':')}")
     return _died(f"A process crashed in native code: {text.rstrip(':')}", root)
 
 
@@ -452,7 +457,7 @@ def _uncaught(case: _Case) -> Diagnosis | None:
     if case.ordered:
         return None
     if crash := life.first.get(SignKind.NATIVE_CRASH):
-        return _crash(crash, cause)
+        return _crash(case, crash, cause)
     return None if life.ready else _death_at_start(case)
 
 
@@ -541,6 +546,11 @@ def _failed_script(case: _Case) -> Diagnosis | None:
     if life.offline and life.prompts_open is False and not case.raised:
         why = "The program that uses vLLM had its answers when its engine ended, perhaps with it"
         return _undecided(f"{why}; this log does not show whether the engine ended first.")
+    if life.first.keys() == {SignKind.ENGINE_GONE} and not (case.raised or life.pids):
+        return _undecided(
+            "The client of an engine missed it, which it also logs when its program ends; this "
+            "text does not show which of them ended first."
+        )
     for raised in case.raised:
         if _of_script(raised) and _before(raised.first_line, case.engine_missing):
             root = Root(raised=raised)
@@ -555,11 +565,10 @@ def _of_script(raised: Raised) -> bool:
     named = raised.process and not raised.process.startswith("rank")
     if raised.level or named or _in_vllm(raised) or raised.reports_dead_engine:
         return False
-    # a notebook prints a line above its traceback, and frames in a form of its own
-    of_notebook = not raised.frames and raised.headline.startswith("--------")
-    return of_notebook or raised.functions[:1] in (("<module>",), ("_run_module_as_main",))
+    return raised.functions[:1] in (("<module>",), ("_run_module_as_main",))
 
 
+_ALONE = "An exception without its log does not show whether an engine died"
 _OTHER_FAILED = "A script, a client or a build failed, which does not show whether an engine died"
 
 
@@ -590,15 +599,24 @@ def _is_exit(raised: Raised) -> bool:
     return bare_name(raised.exception) in ("SystemExit", "KeyboardInterrupt")
 
 
+_PLACEHOLDER = re.compile(
+    r"\bpid=(?:[xX]+|N|\.{3}|<\w+>)|\bline (?:\.{3}|[xX]+|N|<\w+>),? in \w"
+    r"|\ballocate (?:X+|N|\.{3}|<\w+>) ?[GMK]i?B|\b(?:ERROR|INFO) (?:\.{3}|<\w+>) \["
+)
+"""Parts of a log line for which a guide writes a placeholder."""
+
+
 def _pasted(case: _Case) -> Diagnosis | None:
     """Judge a pasted text that is no log."""
     life, root = case.life, case.root
     if not case.paste or case.after_stop:
         return None
+    if not life.of_vllm and _PLACEHOLDER.search("\n".join(life.prose)):
+        return _undecided("This text describes errors with placeholders, and is no log of one.")
     if script := _failed_script(replace(case, root=None)):
         return script
     if crash := life.first.get(SignKind.NATIVE_CRASH):
-        return _crash(crash, root)
+        return _crash(case, crash, root)
     reported = any(raised.reports_dead_engine for raised in case.raised)
     missing = reported or case.engine_missing is not None
     quoted = life.quoted and root is not None and bool(root.raised.frames)
@@ -606,7 +624,7 @@ def _pasted(case: _Case) -> Diagnosis | None:
         root = None if root and _of_script(root.raised) else root  # a client's
         cause = f": {_named(root)}" if root else ""
         return _died(f"The text reports that the engine died{cause}.", root)
-    if root is None or (_is_exit(root.raised) and SignKind.ENDED in life):
+    if root is None or (_is_exit(root.raised) and (life.booted or SignKind.ENDED in life)):
         return None
     if _leaves(root):
         why = "An exception left the engine's step or boot, where nothing catches it"
@@ -614,7 +632,7 @@ def _pasted(case: _Case) -> Diagnosis | None:
     functions = frozenset(root.raised.functions)
     if starting(functions - {"<module>"}) and not _is_exit(root.raised):
         return _died(f"The server ended while it booted: {_named(root)}.", root, Phase.BOOT)
-    why = "An exception without its log does not show whether an engine died"
+    why = _ALONE
     if "run_asgi" in functions:
         why = "An exception failed one request, which does not show whether the engine died"
     elif _of_script(root.raised) or (root.frames and not _in_vllm(root.raised)):
@@ -701,6 +719,7 @@ _OUTSIDE = {
         "What the server runs on failed, and this log does not show whether its engine died of it"
     ),
     SignKind.EXITED: "The server ended, and this log does not show why",
+    SignKind.UNSURE: "Something ended that may be this server, as another program reports",
 }
 
 
@@ -742,7 +761,8 @@ def _stopped(case: _Case) -> Diagnosis | None:
 def _open_end(case: _Case) -> Diagnosis:
     """Judge a log that shows no end."""
     life, inside, cause = case.life, case.cut_inside, case.cause
-    if inside is not None and not case.paste:
+    late = cause is not None and life.survived_until < cause.raised.first_line
+    if inside is not None and not case.paste and (not late or life.ready or life.booted):
         return _undecided(
             f"The log ends inside a traceback that {inside.process or 'the engine'} prints; only "
             "the rest shows whether the engine died."
@@ -761,20 +781,30 @@ def _open_end(case: _Case) -> Diagnosis:
     if SignKind.BOOT_FAILED in life and not life.ready:
         why = "The engine did not come up, and this log does not show what ended it"
         return _undecided(f"{why}: {_named(case.root)}.", case.root)
-    if life.ready or life.booted:
+    if (life.ready or life.booted) and not (late and cause and cause.raised.native):
         return _silence(case)
-    if cause is not None and not case.paste:
+    if cause is not None and (life.ready or life.booted or not case.paste):
+        if not cause.raised.level and MAIN.intersection(cause.raised.functions):
+            return _died(f"An exception left an engine's main function: {_named(cause)}.", cause)
         why = "The engine raised an exception, and this log does not show what followed"
         return _undecided(f"{why}: {_named(cause)}.", cause)
     if script := next(filter(_of_script, case.raised), None):
         return _undecided(f"{_OTHER_FAILED}: {_named(Root(raised=script))}.", Root(raised=script))
+    if any(cut.functions for cut in case.unfinished):
+        return _undecided("The traceback in this text ends before its exception: paste it whole.")
+    others = [each for each in case.raised if not (each.of_dead_engine or each.of_side_thread)]
+    if life.is_log and others:
+        return _undecided(f"{_ALONE}: {_named(Root(raised=others[0]))}.", Root(raised=others[0]))
     if not case.paste:
         return _undecided(
             "This part of a log shows neither a boot nor an answered request: paste it from the "
             f"boot on. {_LOOK}"
         )
-    if any(cut.functions for cut in case.unfinished):
-        return _undecided("The traceback in this text ends before its exception: paste it whole.")
+    if reported := next(filter(life.first.get, (SignKind.BY_SIGNAL, *_OUTSIDE)), None):
+        return _undecided(
+            "This text has no log of a server, only the report of another program: "
+            f"{life.first[reported].text}"
+        )
     return _undecided("There is neither a server's log nor a server's traceback in this text.")
 
 
@@ -783,16 +813,31 @@ def _silence(case: _Case) -> Diagnosis:
     life = case.life
     if case.we_terminated:
         return _lives("Nothing in this log shows that the engine died.", open_end=True)
+    ended, dump = map(life.first.get, (SignKind.PROGRAM_ENDED, SignKind.DUMP))
+    last, where = life.last_line, ""
+    if life.ready and not life.offline and ended and last and last.number < ended.line:
+        return replace(
+            _undecided(
+                "The server ended without a shutdown, as what cleans up after it shows: "
+                f"{ended.text}. {_LOOK}"
+            ),
+            open_end=True,
+        )
     running = life.first.get(SignKind.RUNNING)
     if running is not None and life.ready:
         return _lives(f"The engine works where its log ends, and it still runs: {running.text}")
+    if dump is not None and life.survived_until < dump.line:
+        why = f"A step failed (line {shown(dump.line)}), and its exception is not in this log."
+        return replace(_undecided(why), open_end=True, phase=Phase.REQUEST)
+    interrupts = (each for each in case.raised if each.exception == "KeyboardInterrupt")
+    if not life.ready and any(_of_server(each) and not each.level for each in interrupts):
+        return _lives(_INTERRUPTED)
     state = "The server was still booting, without a failure"
     if life.offline:
         state = "The program that uses vLLM ran without a failure"
     elif life.ready:
         working = any(life.busy.values())
         state = f"The server was {'answering requests' if working else 'without a failure'}"
-    last, where = life.last_line, ""
     if last is not None:
         where = f" (line {shown(last.number)}{', ' + last.stamp if last.stamp else ''})"
     why = f"{state} where this log ends{where}: it may run on, or have been killed"
@@ -816,13 +861,16 @@ nothing failed before it.
 """
 
 
-_FAILURE = re.compile(r"(?i)error|not found|fail|cannot|no such|denied|unable|missing")
+_FAILURE = re.compile(r"(?i)\[type=|error|not found|fail|cannot|no such|denied|unable|missing")
+
+
+_ANNOUNCES = re.compile(r":$|^\d+ validation errors? for ")
 
 
 def telling_line(message: str) -> str:
     """Return the first line of a message; if it only announces the next ones, the worst of them."""
     first, *lines = message.strip().split("\n")
-    if first.endswith(":") and lines:
+    if lines and _ANNOUNCES.search(first):
         return next(filter(_FAILURE.search, lines), lines[0]).strip()
     return first
 
@@ -832,7 +880,7 @@ def _named(root: Root | None) -> str:
     if root is None:
         return "the exception behind it is not in this log"
     first, told = root.message.strip().partition("\n")[0], telling_line(root.message)
-    first += "" if told == first else f" {told}"
+    first = first if told == first else f"{first.rstrip(':')}: {told}"
     short = first if len(first) <= 160 else first[:159] + "…"
     name = bare_name(root.raised.exception)
     if not root.class_known:

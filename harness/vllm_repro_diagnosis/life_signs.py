@@ -55,6 +55,7 @@ class SignKind(StrEnum):
     ENDED = "ended"
     TROUBLE = "trouble"
     EXITED = "exited"
+    UNSURE = "unsure"
     RUNNING = "running"
     READY = "ready"
 
@@ -72,6 +73,7 @@ _REPORTS = {
     Meaning.ENDED: SignKind.ENDED,
     Meaning.TROUBLE: SignKind.TROUBLE,
     Meaning.EXITED: SignKind.EXITED,
+    Meaning.UNSURE: SignKind.UNSURE,
     Meaning.RUNNING: SignKind.RUNNING,
 }
 _REFUTED = {*_REPORTS.values(), SignKind.PEER_LOST, SignKind.ERROR} - {SignKind.RUNNING}
@@ -96,6 +98,7 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("WorkerProc failed to start.", SignKind.BOOT_FAILED),
     ("RuntimeError: Engine core initialization failed", SignKind.BOOT_FAILED),
     ("RuntimeError: Engine process failed to start", SignKind.BOOT_FAILED),
+    ("Exception: WorkerProc initialization failed", SignKind.BOOT_FAILED),
     ("[shutdown] MPClient: engine core exited unexpectedly", SignKind.ENGINE_GONE),
     # this and the next five to 0.10
     ("RuntimeError('Engine process (pid", SignKind.ENGINE_GONE),
@@ -110,6 +113,7 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     ("Fatal Python error: ", SignKind.NATIVE_CRASH),
     (THROWN, SignKind.NATIVE_CRASH),
     ("Dumping scheduler output for model execution: ", SignKind.DUMP),
+    ("Dumping input data for V", SignKind.DUMP),
     ("Parent process exited, terminating worker", SignKind.PARENT_GONE),
     ("[shutdown] API server: ", SignKind.STOP_ASKED),
     ("[shutdown] EngineCore: ", SignKind.ENGINE_STOP_ASKED),  # not logged by a dying EngineCore
@@ -178,7 +182,7 @@ _REQUEST = ("Received request ", "Added request ", "Processed prompts: ")
 _REFUSED = re.compile(r"(?:vllm(?: serve)?|api_server\.py): error: ")
 _STATS = re.compile(
     r"(?:Engine (\d+): |\d+ Engines Aggregated: )?Avg prompt throughput: ([\d.]+) tokens/s, "
-    r"Avg generation throughput: ([\d.]+) tokens/s, "
+    r"Avg generation throughput: ([\d.]+) tokens/s, (?:[A-Z][\w /]{1,30}: ?[\d.]+ ms, ){0,3}"
     r"Running: (\d+) reqs, (?:Swapped: \d+ reqs, )?(?:Waiting|Pending): (\d+) reqs"
 )
 # In a pasted text without a log, the reporter's prose may name a death. Only vLLM's sentences
@@ -224,6 +228,8 @@ class ServerLife:
         # the last progress bar of an offline program has prompts without an answer
         self.prompts_open: bool | None = None
         self._of_program = False
+        # the container that printed the last line of vLLM
+        self._container = ""
         # a line has vLLM's prefix
         self.of_vllm = False
         # EngineCore or a worker logged an error
@@ -389,6 +395,7 @@ class ServerLife:
             if line.level or line.process:
                 self.last_line = line
         self.of_vllm |= line.of_vllm
+        self._container = line.stream if line.of_vllm else self._container
         if line.pid is not None:
             self.pids[line.pid] = line.process
             self._known.add(line.pid)
@@ -477,7 +484,8 @@ class ServerLife:
             return SignKind.SHUTDOWN  # a headless rank has no API server to log it
         if line.process or (line.level and (line.of_vllm or not line.source)):
             return None
-        return self._report(text.strip(), line.number)
+        named = text if line.stream in ("", self._container) else f"{line.stream} {text}"
+        return self._report(named.strip(), line.number)
 
     def _report(self, text: str, number: float) -> SignKind | None:
         """Return the sign in another program's report, unless the lines around name a third."""

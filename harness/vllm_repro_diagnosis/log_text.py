@@ -121,6 +121,8 @@ _COLLECTORS = (
     re.compile(
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \S{1,80} [\w./@-]{1,80}(?:\[\d+\])?: ?"
     ),
+    # an exception in pytest's report, as a CI stamps it
+    re.compile(r"E {3,}"),
 )
 
 # with a rank: 0.7 to 0.10; without a pid: shortened by a reporter
@@ -161,12 +163,15 @@ _OWN_AT = 120
 """Characters in which the level of such a format stands."""
 _LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL"}
 
-# A progress bar ends without a newline, so a log line of any process may follow it on its line.
-_GLUED = re.compile(
-    r"(?<=\S)(?=\((?:A(?:PI|pi)Server|(?:DP)?EngineCore|Worker|VllmWorker|MainProcess)[\w.:-]*"
-    r" pid=\d+\) "
-    r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d )"
+_RECORD = (
+    r"\((?:A(?:PI|pi)Server|(?:DP)?EngineCore|Worker|VllmWorker|MainProcess)[\w.:-]* pid=\d+\) "
+    r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d "
 )
+# A progress bar ends without a newline, so a log line of any process may follow it on its line. A
+# page may join the lines of a log.
+_GLUED = re.compile(rf"(?<=\S)(?:(?={_RECORD})| (?={_RECORD}.{{1,2000}} {_RECORD}))")
+_JOINED = re.compile(rf"(?<=\S) (?={_RECORD})")
+_ENGINES = ("EngineCore", "DPEngineCore", "Worker", "VllmWorker")
 
 # Docker, Loki and its CSV, CloudWatch and fluentd, Datadog, journald, structured loggers, Google
 # Cloud, OpenTelemetry
@@ -410,18 +415,28 @@ def _collected(piece: str) -> tuple[str, int]:
 
 
 def _split_glued(number: float, stream: str, piece: str, at: int) -> tuple[Line, ...]:
-    """Return a line, or two if a second record was written into it without a line break.
+    """Return a line, or several if further records were written into it without a line break.
 
     at: where vLLM's prefix may begin, after a stamp of a log collector.
     """
     line = _parse(number, stream, piece, at)
-    # Split only a piece without vLLM's prefix: a message that quotes another log line stays whole.
-    cut = None if line.level or " pid=" not in piece else _GLUED.search(piece, at + 1)
-    if cut is None:
-        return (line,)
-    return _parse(number, stream, piece[: cut.start()], at), _parse(
-        number, stream, piece[cut.start() :], 0
-    )
+    lines: list[Line] = []
+    while (
+        " pid=" in line.text
+        and len(lines) < 500
+        and (cut := (_JOINED if lines else _GLUED).search(piece, len(piece) - len(line.text) + 1))
+    ):
+        rest = _parse(number + _PART, stream, piece[cut.end() :], 0)
+        # An API server's message may quote other lines, which stay in it.
+        if (
+            line.level
+            and not line.process.startswith(_ENGINES)
+            and (line.level != "ERROR" or rest.speaker != line.speaker)
+        ):
+            break
+        lines.append(_parse(number, stream, piece[: cut.start()], at))
+        number, piece, at, line = rest.number, piece[cut.end() :], 0, rest
+    return (*lines, line)
 
 
 def _parse(number: float, stream: str, raw: str, at: int) -> Line:

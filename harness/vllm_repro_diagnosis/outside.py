@@ -19,6 +19,7 @@ class Meaning(StrEnum):
     ENDED = "ended"  # somebody ended it on purpose: a time limit, an eviction, a stop
     TROUBLE = "trouble"  # its device, node or probe failed, which may have ended it
     EXITED = "exited"  # it ended, and the report does not state why
+    UNSURE = "unsure"  # something ended that may be the server, by a name that tells nothing
     RUNNING = "running"  # it runs, or answers
 
 
@@ -60,7 +61,7 @@ _OURS = r"(?:vllm|python|pt_main|ray|VLLM)[\w:. -]*"
 _ROWS: tuple[tuple[str, Meaning, str], ...] = (
     ("exit status", Meaning.KILLED, rf"{_EXIT}(?:13[245679]|-(?:[46-9]|11))(?!\d|\.\d)"),
     ("exit status", Meaning.ENDED, rf"{_EXIT}(?:124|129|130|131|143|-(?:[123]|15))(?!\d|\.\d)"),
-    ("exit status", Meaning.EXITED, rf"{_EXIT}-?\d{{1,3}}(?!\d|\.\d)"),
+    ("exit status", Meaning.EXITED, rf"^(?!\W*\"ExitCode\": 0).*{_EXIT}-?\d{{1,3}}(?!\d|\.\d)"),
     ("signal", Meaning.KILLED, rf"{_SIGNAL}(?:KILL|SEGV|ABRT|BUS|ILL|FPE|11|[46-9])\b"),
     ("signal", Meaning.ENDED, rf"{_SIGNAL}(?:HUP|INT|QUIT|TERM|15|[123])\b"),
     (
@@ -103,7 +104,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         (
             r"Failed with result '(?:oom-kill|signal|core-dump)'|killed by the OOM killer"
             r"|\bKilled \S*vllm\S* due to memory pressure"
-            r"|\bProcess \d+ \(\S*\) of user \d+ dumped core"
+            rf"|\bProcess \d+ \({_OURS}\) of user \d+ dumped core"
             rf"|sending SIG(?:TERM|KILL) to process \d+ (?:uid \d+ )?\"{_OURS}"
         ),
     ),
@@ -150,6 +151,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
             r"|^\s*(?:ray\.exceptions\.)?ActorDiedError\b"
         ),
     ),
+    ("Ray", Meaning.EXITED, r"\bWorker exit type: SYSTEM_ERROR\b"),
     ("Ray", Meaning.TROUBLE, r"\bmarked dead because\b|\braylet\b.*\bdied unexpectedly"),
     (
         "kubelet",
@@ -254,6 +256,8 @@ _PAST = re.compile(
     r"|if (?:the|it|you|we|I)\b)"
 )
 """Words of a sentence about another time, or about what did not happen."""
+_GUESSES = re.compile(r"There are some potential root causes|Some common causes include")
+"""The beginning of Ray's list of possible causes, none of which it knows."""
 _LONGEST = 600
 """Longest line that can be a report, in characters."""
 
@@ -265,12 +269,15 @@ def report_of(text: str) -> Report | None:
     """
     if len(text) > _LONGEST or _WORDS.search(text) is None:
         return None
-    text = text.strip()
+    text = _GUESSES.split(text)[0].strip()
     report = next((known for known, wordings in _TABLE if wordings.search(text)), None)
     if report is None or report.meaning is Meaning.TROUBLE:
         return report
-    if _PAST.search(text) or of_other_program(text):
+    named = of_other_program(text)
+    if _PAST.search(text) or (named and (report.meaning is Meaning.RUNNING or _OTHER.search(text))):
         return None
+    if named:
+        return Report(report.reporter, Meaning.UNSURE)
     return Report("systemd", Meaning.EXITED) if _OTHER_UNIT.match(text) else report
 
 
@@ -297,7 +304,7 @@ _OTHER = re.compile(
 """Names of programs that run beside a server."""
 _NOBODY = re.compile(
     r"(?i)(?:an?|the|this|process(?:es)?|worker|container|command|jobs?|tasks?|program|server|it"
-    r"|service|step|pod|child|main|instance|node|run|all|up|start|(?:/\S*/)?(?:python[\d.]*|env"
+    r"|service|step|pod|child|main|instance|run|all|up|start|(?:/\S*/)?(?:python[\d.]*|env"
     r"|(?:ba|z|fi)?sh)|batch|extern|exec|nohup|rank|exit(?:ed)?|status|code|state|signal|which"
     r"|that|in|id|ago|was|is|has|will|die|oom|kill|killed|failed|instance|engine|runtime|to|on|with"
     r"|and|sha256:\S*|[0-9a-f]*|on-failure|no|always|unless-stopped|overlay2?|gpu\d*|[\d.:]+"
@@ -348,6 +355,11 @@ _OF_VLLM = re.compile(r"/(?:health|v1/|metrics|version|ping|generate|tokenize)|l
 def _is_server(name: str) -> bool:
     """Return True if this is a name or command line of vLLM or of a server of a model."""
     return bool(_SURE.search(name) or (_SERVER.search(name) and not _OTHER.search(name)))
+
+
+def names_other_only(text: str) -> bool:
+    """Return True if a text names a program that runs beside a server, and no vLLM."""
+    return _OTHER.search(text) is not None and "vllm" not in text.lower()
 
 
 def of_other_program(text: str) -> bool:

@@ -242,7 +242,9 @@ def _first_link(raised: Raised) -> Raised:
     for at, link in enumerate(links[:-1]):
         following = links[at + 1]
         name = bare_name(link.exception)
-        lookup = _LOOKUPS.fullmatch(name) or (name == "TimeoutError" and not link.message)
+        lookup = (_LOOKUPS.fullmatch(name) and "shared object" not in link.message) or (
+            name == "TimeoutError" and not link.message
+        )
         # a timeout cancels the wait, and its context manager raises it in `__aexit__`
         timed_out = name == "CancelledError" and bare_name(following.exception) == "TimeoutError"
         in_cleanup = CLEANUP.intersection(following.functions) and not timed_out

@@ -112,8 +112,8 @@ class Raised:
 
 
 def is_core(process: str, source: str) -> bool:
-    """Return True for a logging call of EngineCore; without a process to 0.9."""
-    core = source.rpartition("/")[2].startswith("core.py:")
+    """Return True for a logging call of EngineCore; without a process to 0.9, of V0 to 0.10."""
+    core = source.rpartition("/")[2].startswith(("core.py:", "engine.py:"))
     return core and (not process or process.startswith(ENGINE_CORES))
 
 
@@ -159,6 +159,7 @@ _NATIVE = tuple(
             (
                 r"watchdog thread terminated with exception: (.*)"
                 r"|Watchdog caught (collective operation timeout.*)"
+                r"|ProcessGroupNCCL's (watchdog got stuck for \d+ seconds)"
             ),
         ),
         (
@@ -170,6 +171,7 @@ _NATIVE = tuple(
             ),
         ),
         ("NCCL error", r"(NCCL WARN (?:Cuda failure|HIP failure|.*[Ee]rror|.*[Aa]bort).*)"),
+        ("NPU error", r"^(?:\[W[^\]]+\] Warning: )?(E[A-Z]\d{4}: (?:Inner Error|\[PID).*)"),
         (
             "GPU fault",
             (
@@ -193,13 +195,22 @@ _NATIVE = tuple(
 """Name to report, and the wordings of errors that no Python traceback shows."""
 _NATIVE_WORDS = re.compile(
     r"atchdog|[Ff]ailed|[Ee]rror|ERROR|fault by GPU|NCCL WARN|\(\): |corrupt|smashing|called|assert"
+    r"|: \[PID"
 )
 _MOST_NATIVE = 16
 """Most native errors kept: each thread of a failing kernel prints its own."""
 _HEADER = re.compile(r"Traceback \(most recent call last\):?")
 _TORCHSCRIPT = re.compile(r"Traceback of TorchScript\b")
 _PYTEST_FRAME = re.compile(r"\s*(\S+\.py):(\d+): in (<\w+>|\w+)\s*")
-_FRAME = re.compile(r'File "([^"\n]{1,1000})", line (\d{1,9})\d*(?:, in (<\w+>|[\w.<>]+))?')
+# IPython prints the class before its header, and frames in several forms, with the code around them
+_NOTEBOOK_HEADER = re.compile(r"\w\S*\s{2,}Traceback \(")
+_NOTEBOOK_FRAME = re.compile(
+    r"(?:File )?\[?(?P<file>[^\s\]()\"']{1,300}\.py|<ipython-input[^>\s]*>|\w+ In ?\[\d+\])\]?"
+    r"(?:\(http\S+\))?(?::(?P<line>\d+),?|, line (?P<cell>\d+))?"
+    r"(?:,? in (?:<cell line: \d+>|(?:\w+\.)*(?P<name><\w+>|\w+))(?:\(.*)?)?"
+)
+_NOTEBOOK_CODE = re.compile(r"\s*(-+> ?)?\d+(?:\s(?P<code>.*))?")
+_FRAME = re.compile(r'File "([^"\n]{1,1000})", line (\d{1,9})\d*(?:\s*, in (<\w+>|[\w.<>]+))?')
 _CARETS = re.compile(r"[\^~]+(?: <--- HERE)?")
 _REPEATED = re.compile(r"\[Previous line repeated \d+ more times?\]")
 _DOTTED = r"(?:[A-Za-z_]\w*\.)*"
@@ -247,6 +258,8 @@ class _Block:
     header_indent: int | None = None
     frames: list[Frame] = field(default_factory=list)
     frame_indent: int = 0
+    # a notebook printed it
+    notebook: bool = False
     # a line inside is blank or ends a block of code, so prose may follow
     torn: bool = False
     exception: str | None = None
@@ -415,12 +428,15 @@ class Finder:
             text = _GROUP_MARGIN.sub("", text, count=1)
         if ".py:" in text and (match := _PYTEST_FRAME.fullmatch(text)):
             text = f'  File "{match[1]}", line {match[2]}, in {match[3]}'
-        stripped = text.strip()
         block = transcript.block
+        if block is not None and block.notebook and block.exception is None:
+            text = _from_notebook(text)
+        stripped = text.strip()
         if block is not None and block.exception is not None and not block.done:
             block.done = interrupted or not stripped or len(block.message) >= _MAX_MESSAGE_LINES
         if "Traceback (" in text and (match := _HEADER.search(text)):
             block = self._begin(transcript, line, indent=_indent(text))
+            block.notebook = _NOTEBOOK_HEADER.match(text) is not None
             _take_frames(block, text[match.end() :])
         elif "TorchScript" in text and block is not None and _TORCHSCRIPT.match(stripped):
             if block.exception is not None:
@@ -521,6 +537,16 @@ class Finder:
             transcript.block = _Block(
                 line=line, headline=headline, exception=alone[1], message=message
             )
+
+
+def _from_notebook(text: str) -> str:
+    """Return a line of a notebook's traceback as Python prints it; "" for code around a frame."""
+    if match := _NOTEBOOK_FRAME.fullmatch(text.strip()):
+        file, line, cell, name = match.group("file", "line", "cell", "name")
+        return f'  File "{file}", line {line or cell or 0}, in {name or "<module>"}'
+    if match := _NOTEBOOK_CODE.fullmatch(text):
+        return f"    {match['code']}" if match[1] else ""
+    return text
 
 
 def _take_frames(block: _Block, text: str) -> None:
