@@ -10,18 +10,27 @@ from tests.golden_files import assert_golden
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.parse import parse
 from vllm_repro.trigger.conditions import (
+    answered,
     attention_backend,
     chunked_prefill,
     continuation_over,
     drafting,
     graphs_captured,
+    left_waiting,
     preempted,
     prefill_over,
+    prefilled_together,
     prefix_hit,
     sent_with,
+    unstated,
 )
 from vllm_repro.trigger.trigger import AttentionShape, Condition, SentRequest, TriggerFacts
-from vllm_repro_diagnosis.boot_facts import BootFacts, Observation, ScheduledChunk
+from vllm_repro_diagnosis.boot_facts import (
+    BootFacts,
+    Observation,
+    ScheduledChunk,
+    SharedStep,
+)
 
 SHAPE = AttentionShape(heads=16, kv_heads=8, head_dim=128, block_size=100)
 CHUNK, FIRST, TOKEN = (
@@ -44,6 +53,10 @@ def served(*requests: SentRequest, **given: object) -> TriggerFacts:
 
 def sent(number: int | None = 1, **given: object) -> SentRequest:
     return chat(2, **{"fields": {"min_tokens": number}, "known": KNOWN} | given)
+
+
+def long(span: tuple[float, float | None] = (0.0, None)) -> SentRequest:
+    return SentRequest("long", 500, span=span)
 
 
 again = chat(385, counted_by="tokenize", repeats=256, status=None, died=True)
@@ -87,6 +100,8 @@ PROMPTS = (
     served(dump=(ScheduledChunk(500, 2),)),
     served(chat(100), chat(100, cached_tokens=0)),
     served(chat(4 * 4096)),
+    served(chat(status=None, left=True)),
+    served(chat(status=None)),
 )
 FIELDS = (
     served(),
@@ -106,6 +121,36 @@ FIELDS = (
     served(sent(), sent(9, status=400)),
     served(sent(), sent(9, status=400, died=True)),
     served(sent(9, hung=True), sent()),
+)
+WAITING = (
+    served(),
+    served(chat()),
+    *(served(chat(left=True, waiting=count)) for count in (None, 0, 2)),
+    served(long(), chat(left=True, waiting=1)),
+)
+REFUSALS = (
+    served(),
+    *(served(long((1.0, 9.0)), chat(status=status, span=(2.0, 3.0))) for status in (200, 400, 404)),
+    served(chat(status=None)),
+    served(chat(), chat(status=400)),
+    *(
+        served(long(around), chat(status=400, span=answer))
+        for around, answer in (
+            ((1.0, None), (2.0, 3.0)),
+            ((2.0, 3.0), (2.0, 3.0)),
+            ((2.1, 9.0), (2.0, 3.0)),
+            ((1.0, 2.9), (2.0, 3.0)),
+            ((1.0, 9.0), (2.0, None)),
+        )
+    ),
+)
+PAIRS = (
+    served(long(), chat(100)),
+    *(
+        served(long(), chat(100), steps=(SharedStep(prompts, tokens),))
+        for prompts, tokens in ((2, 600), (2, 599), (3, 600))
+    ),
+    served(long(), chat(None), steps=()),
 )
 CAPTURE = Observation("capture", {"captures": 2, "checked": 190, "refused": 1})
 MTP = """vllm serve m --speculative-config '{"method":"mtp"}'"""
@@ -137,6 +182,11 @@ def groups() -> Iterator[tuple[Sequence[TriggerFacts], tuple[Condition, ...]]]:
     yield PROMPTS[7:14], (chunked_prefill(chunks=3),)
     yield FIELDS, (sent_with("min_tokens"), sent_with(min_tokens=9))
     yield FIELDS[9:13], (sent_with("min_tokens", "n"),)
+    yield FIELDS[:3], (sent_with("min_tokens", name="chat"), sent_with("min_tokens", name="long"))
+    yield WAITING, (left_waiting("chat"),)
+    yield REFUSALS, (answered("chat", 400), answered("chat", 400, 404, during="long"))
+    yield PAIRS, (prefilled_together("long", "chat"),)
+    yield PROMPTS[:2], (unstated(),)
     yield SERVERS[:3], (attention_backend("TURBOQUANT"),)
     yield SERVERS[2:6], (drafting(),)
     yield SERVERS[5:], (graphs_captured(),)

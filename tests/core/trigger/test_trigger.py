@@ -25,10 +25,12 @@ from vllm_repro.trigger.conditions import (
     sent_with,
 )
 from vllm_repro.trigger.trigger import (
+    Amounts,
     AttentionShape,
     Condition,
     SentRequest,
     TriggerFacts,
+    TriggerResult,
     Wanted,
     chunks_of,
 )
@@ -390,6 +392,14 @@ def test_a_prompt_without_a_length_shared_no_step(requests: tuple[SentRequest, .
     shared = TriggerFacts(requests=requests, steps=(SharedStep(2, 1031),))
     found = prefilled_together("new", "continued").find(shared)
     assert (found.crossed, found.evidence) == (False, ("the length of continued is not known",))
+
+
+def test_two_conditions_show_the_amounts_of_both() -> None:
+    first, second = (Amounts(unit, (("needed", 1.0),)) for unit in ("MB", "blocks"))
+    both = Condition("one", lambda _: TriggerResult(True, (), "", (first,))) & Condition(
+        "two", lambda _: TriggerResult(True, (), "", (second,))
+    )
+    assert both.find(TriggerFacts()).amounts == (first, second)
 
 
 @pytest.mark.parametrize(

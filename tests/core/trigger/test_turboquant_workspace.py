@@ -15,7 +15,13 @@ from vllm_repro.running.state import Observed
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.servers.base import ServerFacts
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.trigger.trigger import AttentionShape, SentRequest, TriggerFacts, TriggerResult
+from vllm_repro.trigger.trigger import (
+    Amounts,
+    AttentionShape,
+    SentRequest,
+    TriggerFacts,
+    TriggerResult,
+)
 from vllm_repro.trigger.turboquant_workspace import (
     capture_batch,
     continuation_bytes,
@@ -213,6 +219,13 @@ def test_a_lock_covers_the_captured_batch(sequences: int, more: dict[str, Any]) 
 
 def test_a_message_without_both_sizes_is_none() -> None:
     assert crash_message(TriggerFacts(captured={"asked": "16.00"})) is None
+    result = crash_message(TriggerFacts(captured={"asked": "16.00", "locked": "1.02"}))
+    assert result == TriggerResult(
+        True,
+        ("the crash message: 16.00 MB needed, 1.02 MB locked",),
+        "needs 16.00 MB, 1.02 MB locked",
+        (Amounts("MB", (("needed", 16.0), ("locked", 1.02))),),
+    )
     assert str(workspace_outgrown()) == "workspace_outgrown()"
 
 

@@ -21,6 +21,11 @@ from vllm_repro.verdict.output import (
     sample_output,
 )
 
+
+def said(name: str, text: str) -> OutputSample:
+    return sample_output(Probe.WORKLOAD, [text], text, name=name)
+
+
 CHECKS = Checks(longest_run=8, distinct=0.1, same=4, needle=400, baseline="eager", tokens=32)
 GOOD = sample_output(Probe.GREEDY, list(range(32)), "some text")
 LOOP = sample_output(
@@ -71,6 +76,8 @@ IN_A_ROW = "one token 32 times in a row, in an answer of 32 tokens"
         (CHECKS, [LOST, STUCK], ServedWeights.IMITATED, IN_A_ROW),
         (CHECKS, [GOOD, LOST], ServedWeights.IMITATED, None),
         (CHECKS, [FOUND], ServedWeights.REAL, None),
+        # Answers of the workload are not questions, and come before them.
+        (CHECKS, [said("chat", "yes"), STUCK], ServedWeights.REAL, IN_A_ROW),
     ],
 )
 def test_answers_that_are_wrong_by_themselves(
@@ -246,10 +253,12 @@ def test_sample_of_an_answer() -> None:
     assert kept.margins == (1.235,) * 64
     empty = sample_output(Probe.GREEDY, [], "")
     assert (empty.distinct, empty.longest_run, empty.margins) == (0.0, 0, ())
+    assert (empty.name, empty.prompt) == ("", "")
 
 
-def said(name: str, text: str) -> OutputSample:
-    return sample_output(Probe.WORKLOAD, [text], text, name=name)
+@pytest.mark.parametrize(("needle", "found"), [("391", True), ("931", False), ("", None)])
+def test_a_needle_is_found_in_the_text(needle: str, found: bool | None) -> None:
+    assert sample_output(Probe.NEEDLE, [1], " 73914.", needle=needle).found is found
 
 
 FIRST, AGAIN, LATER = said("first", "yes"), said("again", "yes"), said("later", "no")
@@ -438,6 +447,23 @@ ALONE = [alone(1, 2, 3), cached(1, 2, 3), cached(1, 2, 3)]
         ),
         ([alone(1), cached(1, margins=(0.8,))], kept(Probe.BURST_CACHED, 9), "alone token 1", ""),
         ([alone(1), cached(1, margins=(1.5,))], kept(Probe.BURST, 9), "alone token 1", ""),
+        # As much as twice the effect of the cache.
+        (
+            [alone(1, margins=(3.0,)), cached(1, margins=(2.0,))],
+            kept(Probe.BURST, 9),
+            "moved by 2.00",
+            "",
+        ),
+        # A prompt that was sent alone once tells nothing of the cache.
+        (
+            [
+                kept(Probe.ALONE, 5, prompt="q"),
+                *(kept(probe, 1, margins=(0.9,)) for probe in (Probe.ALONE, Probe.CACHED)),
+            ],
+            kept(Probe.BURST, 9),
+            "moved by 0.90",
+            "",
+        ),
         # The cache moves a token by 4 nats: nothing less follows without the same blocks.
         (
             [alone(1, 2, 3), cached(1, 2, 4)],
@@ -488,10 +514,15 @@ PIECES = sample_output(Probe.BURST, ["a", "b"], "ab", name="chat", prompt="p")
 @pytest.mark.parametrize(
     ("answers", "weights", "unknown"),
     [
-        ([*ALONE, DIFFERENT], ServedWeights.DUMMY, "dummy weights"),
-        ([*ALONE, DIFFERENT], None, "weights"),
+        ([*ALONE, DIFFERENT], ServedWeights.DUMMY, "^answers of dummy weights are neither"),
+        ([*ALONE, DIFFERENT], None, "^it is not known which weights"),
         ([*ALONE, DIFFERENT], ServedWeights.IMITATED, "weights"),
         ([*ALONE, PIECES], ServedWeights.MADE, "^this server returns no token ids$"),
+        (
+            [replace(PIECES, probe=probe) for probe in (Probe.ALONE, Probe.CACHED)] + [DIFFERENT],
+            ServedWeights.MADE,
+            "^this server returns no token ids$",
+        ),
         ([DIFFERENT], None, "^$"),
     ],
 )
@@ -561,3 +592,42 @@ def test_a_near_tie_does_not_make_equal_requests_differ(
     found = compare_output(wanted, answers, [], ServedWeights.MADE)
     assert (wrong in found.wrong, bool(found.unknown)) == (True, not wrong)
     assert bool(check_output(wanted, answers, ServedWeights.MADE)) is bool(wrong)
+
+
+def equal_request(name: str, *tokens: int | str) -> OutputSample:
+    """Return an answer whose second token was no clear choice."""
+    margins = (2.0, 0.1, *[2.0] * 70)
+    return sample_output(Probe.WORKLOAD, tokens, name, name=name, margins=margins)
+
+
+LONG = range(64)
+TIE = "'first' and 'again' were answered differently after 1 token, where neither had a clear"
+LATE = "'first' and 'again' were answered differently after the tokens whose margins are kept"
+
+
+@pytest.mark.parametrize(
+    ("answers", "wrong", "unknown"),
+    [
+        # One stream returned token ids, the other pieces of text.
+        ([(1, 2), ("a",)], "'first' and 'again' were answered differently$", "^$"),
+        ([("a",), (1, 2)], "'first' and 'again' were answered differently$", "^$"),
+        ([(*LONG, 1), (*LONG, 2)], "^$", f"^the equal requests {LATE}$"),
+        ([(1, 2), (1, 3)], "^$", f"^the equal requests {TIE} best token$"),
+        # The reason of the first pair is kept, and a later pair may still be wrong.
+        ([(1, 2), (1, 3), (1, 2)], "^$", TIE),
+        ([(1, 2), (1, 3), (4,)], "'first' and 'third' were answered differently after 0", "^$"),
+        ([(*LONG, 1), (*LONG, 2), (0, 9)], "^$", LATE),
+        ([(*LONG, 1), (*LONG, 2), (9,)], "'first' and 'third' .* after 0 tokens", "^$"),
+        ([(0, 9), (0, 1), (0, 9, 3)], "'first' and 'third' .* after 2 tokens", "^$"),
+    ],
+)
+def test_equal_requests_with_kept_tokens(
+    answers: list[tuple[int | str, ...]], wrong: str, unknown: str
+) -> None:
+    names = ("first", "again", "third")[: len(answers)]
+    checks = Checks(alike=[names])
+    assert checks.compared == set(names)
+    samples = [equal_request(name, *tokens) for name, tokens in zip(names, answers, strict=True)]
+    comparison = compare_output(checks, samples, [], ServedWeights.MADE)
+    assert re.search(wrong, comparison.wrong), comparison
+    assert re.search(unknown, comparison.unknown), comparison

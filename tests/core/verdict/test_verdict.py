@@ -330,6 +330,23 @@ def test_a_build_from_source_is_no_release(version: str | None, source: bool) ->
     assert from_source(version) is source
 
 
+def test_a_failure_of_another_kind_is_a_boot_that_ran() -> None:
+    twice = arm_result("reported", Expected.SPINS, [HANG, HANG], strange=1)
+    assert (twice.crashed, twice.conclusive) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("expected", "event"),
+    [
+        (Expected.DIES, "a crash"),
+        (Expected.HANGS, "that it hung"),
+        (Expected.ERRS, "that it answered wrongly"),
+    ],
+)
+def test_the_event_that_quiet_boots_exclude(expected: Expected, event: str) -> None:
+    assert expected.event == event
+
+
 @pytest.mark.parametrize(
     ("found", "result", "crashed", "conclusive", "otherwise"),
     [
