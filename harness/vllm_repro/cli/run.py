@@ -107,9 +107,6 @@ def run(arguments: argparse.Namespace) -> int:
             "no SCENARIO is named", hint="vllm-repro list names them; vllm-repro run --help"
         )
     scenarios = {name: find(name) for name in dict.fromkeys(arguments.scenarios)}
-    if arguments.throughput:
-        for scenario in scenarios.values():
-            _refuse_unmeasured(scenario, find_arms(scenario, arguments.arm))
     if arguments.bisect_exit:
         for scenario in scenarios.values():
             _refuse_controls(find_arms(scenario, arguments.arm))
@@ -156,17 +153,6 @@ def _refuse_controls(arms: Sequence[Arm]) -> None:
             f"--bisect-exit: {', '.join(arm.name for arm in arms)} lives in every release, so it"
             " separates none",
             hint="name an arm that shows the bug, such as --arm reported, or leave --arm out",
-        )
-
-
-def _refuse_unmeasured(scenario: Scenario, arms: Sequence[Arm]) -> None:
-    """Raise `UsageError` for `--throughput` if none of the arms boots a server of its own."""
-    if not any(scenario.has_own_server(arm) for arm in arms):
-        names = ", ".join(arm.name for arm in scenario.arms if scenario.has_own_server(arm))
-        raise UsageError(
-            f"{', '.join(arm.name for arm in arms)}: the server is that of an earlier arm, which is"
-            " the one to measure",
-            hint=f"--arm with one of {names}",
         )
 
 

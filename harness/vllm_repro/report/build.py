@@ -35,7 +35,12 @@ from vllm_repro.report.json_report import (
     throughput_of,
     trial_throughput,
 )
-from vllm_repro.report.measurements import MeasureReport, measurements, phase_counters
+from vllm_repro.report.measurements import (
+    MeasureReport,
+    measurements,
+    phase_counters,
+    why_no_throughput,
+)
 from vllm_repro.report.model import (
     ArmReport,
     RunReport,
@@ -173,7 +178,7 @@ def report_of(
         arms=arms,
         compared_patches=compared_patches(arms) if started.get("compared") else (),
         throughput=throughput_of(measured),
-        throughput_withheld=(measured.withheld if measured else "") or None,
+        throughput_withheld=why_no_throughput(started["evidence"], measured) or None,
         infra=tuple(dict.fromkeys(infra)),
         reproduce=reproduce,
         vllm_version=version,

@@ -192,6 +192,15 @@ def measurements(recording: Recording) -> MeasureReport | None:
     )
 
 
+def why_no_throughput(evidence: str, measured: MeasureReport | None) -> str:
+    """Return why a run has no throughput to show; empty if it has. evidence: of the run."""
+    if reason := withheld(evidence):
+        return reason
+    if measured is None:
+        return "no load was sent; --throughput sends one"
+    return "" if measured.speeds else "no arm reached a steady speed"
+
+
 def _label(recording: Recording, started: Entry, ended: Sequence[Entry]) -> str:
     """Return the weights, layers and device that a run's figures were measured on."""
     weights = {

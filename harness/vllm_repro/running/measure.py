@@ -129,9 +129,9 @@ class TrialMeasurer:
         """
         runner, trial = self.runner, self.runner.trial
         scenario = trial.scenario
-        distinct = scenario.has_own_server(trial.arm)
-        checks = scenario.output if distinct and scenario.output and scenario.output.asks else None
-        loads = scenario.loads if distinct and trial.measure.applies(trial.number) else ()
+        output = scenario.output if trial.own_server else None
+        checks = output if output and output.asks else None
+        loads = scenario.loads if trial.own_server and trial.measure.applies(trial.number) else ()
         if runner.watch.ended or not trial.seen.canary_ok or not (checks or loads or runner.greedy):
             return
         if runner.greedy:

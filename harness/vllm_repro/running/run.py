@@ -329,10 +329,12 @@ class _Trials:
             if entry.get("outcome") != Outcome.CANCELLED
         }
         return [
-            arm
-            for arm in self.arms
-            if arm.name in booted - measured and self.job.scenario.has_own_server(arm)
+            arm for arm in self.arms if arm.name in booted - measured and self._has_own_server(arm)
         ]
+
+    def _has_own_server(self, arm: Arm) -> bool:
+        """Return True if no earlier arm of this run has the same server."""
+        return self.job.scenario.has_own_server(arm, self.arms)
 
     def _interrupt(self, number: signal.Signals, task: asyncio.Task[None]) -> None:
         """Cancel the trial in progress at the first signal, so that its server is ended."""
@@ -392,6 +394,7 @@ class _Trials:
             # a server that we start takes it from the same environment
             api_key=os.environ.get("VLLM_API_KEY"),
             measure=job.measure,
+            own_server=self._has_own_server(arm),
         )
 
 

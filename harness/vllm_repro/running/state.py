@@ -109,6 +109,8 @@ class Trial:
     measure: MeasureOptions = field(default_factory=MeasureOptions)
     # indices of the leased GPUs
     gpus: tuple[str, ...] = ()
+    # no earlier arm of the run has the same server
+    own_server: bool = True
     seen: Observed = field(default_factory=Observed)
 
     @property

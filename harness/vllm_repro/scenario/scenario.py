@@ -506,8 +506,8 @@ class Scenario:
         except CommandError:
             return None
 
-    def has_own_server(self, arm: Arm) -> bool:
-        """Return True if no earlier arm has the same server.
+    def has_own_server(self, arm: Arm, arms: Sequence[Arm] = ()) -> bool:
+        """Return True if no earlier one of `arms` has the same server, by default of all arms.
 
         Otherwise its throughput is not measured. Raises `CommandError` if an edit does not fit.
         """
@@ -516,7 +516,7 @@ class Scenario:
             """Return what makes an arm's server: its command and its patches."""
             return self.command_of(candidate), candidate.patches
 
-        earlier = takewhile(lambda candidate: candidate.name != arm.name, self.arms)
+        earlier = takewhile(lambda candidate: candidate.name != arm.name, arms or self.arms)
         return server(arm) not in [server(candidate) for candidate in earlier]
 
     @property

@@ -305,7 +305,7 @@ def test_every_arm_gets_the_same_prompts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"measure": MeasureOptions()}, {"arm": SCENARIO.arms[1]}],  # other requests, same command
+    [{"measure": MeasureOptions()}, {"own_server": False}],
     ids=["unasked", "same server"],
 )
 def test_nothing_is_measured_unasked_or_twice_on_a_server(

@@ -594,19 +594,18 @@ def test_boots_end_when_they_decide_nothing_more(harness: Harness) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("words", "declared", "message"),
-    [
-        (("--throughput", "--arm", "near-miss-128"), LOADS, "the server is that of an earlier arm"),
-        (("--trials", "some"), "", "is no number of boots from 1 to 200"),
-    ],
-)
-def test_wishes_that_cannot_be_fulfilled(
-    harness: Harness, tmp_path: Path, words: tuple[str, ...], declared: str, message: str
+def test_an_arm_is_measured_without_the_earlier_one_of_its_server(
+    harness: Harness, tmp_path: Path
 ) -> None:
-    path = scenario(tmp_path, declared) if declared else "min-tokens-stop-ids"
-    done = harness("run", path, "--server", "rehearsal", *words)
-    assert_refused(done, message)
+    """The first arm of the scenario has the same server, and is not in this run."""
+    done = measured(harness, scenario(tmp_path, LOADS), "0.23.0", "near-miss-128", "--throughput")
+    points = read(done.run / "journal.jsonl").of("throughput-point")
+    assert {entry["arm"] for entry in points} == {"near-miss-128"}
+
+
+def test_a_number_of_boots_that_is_none_is_refused(harness: Harness) -> None:
+    done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--trials", "some")
+    assert_refused(done, "is no number of boots from 1 to 200")
     assert done.folder is None
 
 

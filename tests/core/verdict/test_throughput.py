@@ -419,6 +419,7 @@ def test_a_label_names_weights_and_device(
         (0.06, (100, 150, 126), True),
         (0.06, (100, 150, 124), False),
         (1.0, (100,), False),
+        (1.0, (100, 130, 130, 130), False),
     ],
 )
 def test_a_load_drifts_if_neither_warm_ups_nor_halves_agree(
