@@ -144,7 +144,14 @@ PROVES_NOTHING = "^eager answers the same after another beginning, so its answer
             f"^{TWO}$",
             "^$",
         ),
-        (CHECKS, [answered([0, 1])], [[GOOD], [LATE]], ServedWeights.IMITATED, f"^{TWO}$", "^$"),
+        (
+            CHECKS,
+            [answered([0, 1])],
+            [[GOOD], [LATE]],
+            ServedWeights.IMITATED,
+            f"^{TWO}$",
+            "^$",
+        ),
         (CHECKS, [answered([0, 9])], [[GOOD]], ServedWeights.REAL, f"^{ONE}$", "^$"),
         # Differences that prove nothing
         (
@@ -601,8 +608,8 @@ def equal_request(name: str, *tokens: int | str) -> OutputSample:
 
 
 LONG = range(64)
-TIE = "'first' and 'again' were answered differently after 1 token, where neither had a clear"
-LATE = "'first' and 'again' were answered differently after the tokens whose margins are kept"
+NEAR_TIE = "'first' and 'again' were answered differently after 1 token, where neither had a clear"
+AFTER_KEPT = "'first' and 'again' were answered differently after the tokens whose margins are kept"
 
 
 @pytest.mark.parametrize(
@@ -611,12 +618,12 @@ LATE = "'first' and 'again' were answered differently after the tokens whose mar
         # One stream returned token ids, the other pieces of text.
         ([(1, 2), ("a",)], "'first' and 'again' were answered differently$", "^$"),
         ([("a",), (1, 2)], "'first' and 'again' were answered differently$", "^$"),
-        ([(*LONG, 1), (*LONG, 2)], "^$", f"^the equal requests {LATE}$"),
-        ([(1, 2), (1, 3)], "^$", f"^the equal requests {TIE} best token$"),
+        ([(*LONG, 1), (*LONG, 2)], "^$", f"^the equal requests {AFTER_KEPT}$"),
+        ([(1, 2), (1, 3)], "^$", f"^the equal requests {NEAR_TIE} best token$"),
         # The reason of the first pair is kept, and a later pair may still be wrong.
-        ([(1, 2), (1, 3), (1, 2)], "^$", TIE),
+        ([(1, 2), (1, 3), (1, 2)], "^$", NEAR_TIE),
         ([(1, 2), (1, 3), (4,)], "'first' and 'third' were answered differently after 0", "^$"),
-        ([(*LONG, 1), (*LONG, 2), (0, 9)], "^$", LATE),
+        ([(*LONG, 1), (*LONG, 2), (0, 9)], "^$", AFTER_KEPT),
         ([(*LONG, 1), (*LONG, 2), (9,)], "'first' and 'third' .* after 0 tokens", "^$"),
         ([(0, 9), (0, 1), (0, 9, 3)], "'first' and 'third' .* after 2 tokens", "^$"),
     ],
