@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro_diagnosis.evidence import Evidence
@@ -65,22 +66,13 @@ class Patched:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankFacts:
-    """Command, environment and process of one node after the first, for journal and report."""
-
-    rank: int
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
-    pid: int | None = None
-    container_id: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServerFacts:
     """Command and process of a server, for journal and report."""
 
     kind: ServerKind
     evidence: Evidence
+    # of its node, for a server over several
+    rank: int = 0
     argv: tuple[str, ...]
     # only the variables that were set for this server
     env: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +86,8 @@ class ServerFacts:
     container_id: str | None = None
     replaced: tuple[Replaced, ...] = ()
     patched: tuple[Patched, ...] = ()
-    ranks: tuple[RankFacts, ...] = ()
+    # those of the other nodes of its server, by rank from 1
+    ranks: tuple[ServerFacts, ...] = ()
 
 
 class Server(ABC):
@@ -103,6 +96,9 @@ class Server(ABC):
     base_url: str
     log_path: Path | None
     """Its growing log; None if the log of an attached server was not found."""
+    patched: Mapping[str, str] = MappingProxyType({})
+    """The sha256 of each patched file of vLLM that it should run, by its name below
+    site-packages."""
 
     @abstractmethod
     async def start(self) -> ServerFacts:
@@ -136,7 +132,12 @@ class Server(ABC):
 
         ready: False if the boot failed. Raises like `start`.
         """
-        return facts
+        from vllm_repro.servers.witness import witnessed  # here: it imports this module
+
+        if not self.patched or self.log_path is None:
+            return facts
+        log = self.log_path.read_text(encoding="utf-8", errors="replace")
+        return replace(facts, patched=witnessed(log, self.patched, ready=ready))
 
     @abstractmethod
     async def exited(self) -> Exit:

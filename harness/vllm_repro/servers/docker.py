@@ -50,7 +50,6 @@ from vllm_repro.servers.docker_engine import (
     remove_container,
 )
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.witness import witnessed
 from vllm_repro_diagnosis.evidence import Evidence
 
 _log = logging.getLogger(__name__)
@@ -107,13 +106,6 @@ class DockerServer(Server):
     async def start(self) -> ServerFacts:
         """Create and start the container; return its command, image and id."""
         return await asyncio.to_thread(self._launch)
-
-    def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
-        """Return `facts` with the patched files of vLLM that the log shows in use."""
-        if not self.patched:
-            return facts
-        log = self.log_path.read_text(encoding="utf-8", errors="replace")
-        return replace(facts, patched=witnessed(log, self.patched, ready=ready))
 
     async def exited(self) -> Exit:
         """Wait until the container has ended, and return how."""

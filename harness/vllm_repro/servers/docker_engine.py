@@ -191,7 +191,7 @@ _PRIVILEGE = (
     "Use an engine that runs as root with all capabilities, or an arm whose command does not ask"
     " for them."
 )
-_PORT = "Name another port with --port, or leave it out to take a free one."
+_PORT = "Run it again: another free port is taken."
 _REFUSALS: tuple[tuple[str, type[ReproError], str], ...] = (
     (r"unsatisfied condition|requirement error", Unsupported, _OLD),
     (r"unknown device|unresolvable cdi devices|adding custom device", InfraError, _UNKNOWN),

@@ -21,7 +21,7 @@ from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.host.machine import cpu_flags
 from vllm_repro.host.ports import free_port
 from vllm_repro.releases.disk import cache_root
-from vllm_repro.releases.overlay import Overlay, make_overlay, patched_files
+from vllm_repro.releases.overlay import patched_files
 from vllm_repro.releases.provision import Release, ReleaseCache, provision
 from vllm_repro.releases.sources import Source
 from vllm_repro.releases.tiny_model_folder import cached_model
@@ -33,6 +33,7 @@ from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.lab_launch import graph_mode, lab_launch, no_lab
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.options import ServerOptions
+from vllm_repro.servers.overlay import PatchedSource, patch_packages
 from vllm_repro.servers.process import ProcessServer, misfit, process_server, with_release
 from vllm_repro.servers.site import Notify, Offer, Site
 from vllm_repro_diagnosis.evidence import Evidence, facts_of
@@ -178,13 +179,8 @@ class LabSite(Site):
                 " PIECEWISE"
             )
         attention = MECHANISMS[self._lab.mechanism].attention
-        if why := misfit(self.release, self._lab.shape(self._scenario.model), attention=attention):
-            return why
-        try:
-            self._overlay(arm)
-        except Unsupported as error:
-            return f"{error}"
-        return ""
+        shape = self._lab.shape(self._scenario.model)
+        return misfit(self.release, shape, attention=attention) or super().cannot(arm)
 
     def launch(
         self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
@@ -193,14 +189,13 @@ class LabSite(Site):
 
         The executable is `vllm`, and its source as installed, without a release.
         """
-        overlay = self._overlay(arm)
         launch = lab_launch(
             scenario,
             arm,
             vllm=(str(self.release.executable) if self.release else "vllm",),
             version=self.release_version,
             plugin=plugin_folder(),
-            overlay=overlay.folder if overlay else None,
+            overlay=self.patched_source(arm).folder,
             model=lab_model(self._lab, self._scenario.model),
             port=port,
             lab=self._lab,
@@ -208,19 +203,18 @@ class LabSite(Site):
         )
         return with_release(launch, self.release)
 
-    def _overlay(self, arm: Arm) -> Overlay | None:
-        """Return the release's vLLM with the arm's patches; None without patches or a release."""
+    def patched_source(self, arm: Arm) -> PatchedSource:
+        """Return the release's vLLM with the arm's patches; nothing without a release."""
         if not arm.patches or self.release is None:
-            return None
-        return make_overlay(cache_root(), self.release.packages, arm.patches, self._notify)
+            return PatchedSource()
+        return patch_packages(self.release.packages, arm.patches, self._notify)
 
     def _server(
         self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
     ) -> tuple[Launch, Server]:
         """Return the launch and the server of one trial in the lab, not started."""
-        overlay = self._overlay(arm)
         launch = self.launch(scenario, arm, free_port())
-        digests = overlay.digests if overlay else {}
+        digests = self.patched_source(arm).digests
         make = partial(LabServer, patched=digests, untried=self._untried(arm))
         return process_server(launch, arm, log, self.others, make)
 

@@ -154,18 +154,13 @@ def _with_model(
         command = command.with_model(seen_as)
     if weights.dummy:
         command = command.with_flags(_DUMMY)
-        differences.append(f"{_DUMMY}: random weights, {_why_random(scenario)}")
+        harmless = scenario.tiny_model is not None
+        why = "since this death does not depend on them" if harmless else "which are not downloaded"
+        differences.append(f"{_DUMMY}: random weights, {why}")
     if command.has("--api-key"):
         command = command.without("--api-key")
         differences.append("--api-key is left out: server and harness take a key from VLLM_API_KEY")
     return command, differences
-
-
-def _why_random(scenario: Scenario) -> str:
-    """Return the clause of a difference that says why the weights are random."""
-    if scenario.tiny_model is not None:
-        return "since this death does not depend on them"
-    return "which are not downloaded"
 
 
 def _in_place_of_reported(served: str, why: str) -> str:

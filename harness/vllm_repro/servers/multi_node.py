@@ -25,7 +25,7 @@ from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.container import LOOPBACK
 from vllm_repro.command.parse import parse
 from vllm_repro.scenario.scenario import Arm
-from vllm_repro.servers.base import Exit, RankFacts, Server, ServerFacts
+from vllm_repro.servers.base import Exit, Server, ServerFacts
 from vllm_repro.servers.launch import Launch, visible
 from vllm_repro_diagnosis.evidence import Evidence
 
@@ -188,16 +188,7 @@ class MultiNodeServer(Server):
             first = await self.head.start()  # before the others, whose containers join its network
             ranks = []
             for rank, follower in enumerate(self.followers, 1):
-                facts = await follower.start()
-                ranks.append(
-                    RankFacts(
-                        rank=rank,
-                        argv=facts.argv,
-                        env=facts.env,
-                        pid=facts.pid,
-                        container_id=facts.container_id,
-                    )
-                )
+                ranks.append(replace(await follower.start(), rank=rank))
             return replace(first, ranks=tuple(ranks))
         except BaseException:
             await self.stop()

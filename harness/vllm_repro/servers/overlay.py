@@ -34,6 +34,8 @@ class PatchedSource:
     digests: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
+    # the overlay, for PYTHONPATH; None for mounts, and without a patch
+    folder: Path | None = None
 
 
 def patch_packages(packages: Path, patches: Sequence[Patch], progress: Progress) -> PatchedSource:
@@ -43,7 +45,7 @@ def patch_packages(packages: Path, patches: Sequence[Patch], progress: Progress)
     """
     made = make_overlay(cache_root(), packages, patches, progress)
     env = witness_env(made.digests, str(made.folder), str(PLUGIN), os.environ.get("PYTHONPATH", ""))
-    return PatchedSource(digests=made.digests, env=env)
+    return PatchedSource(digests=made.digests, env=env, folder=made.folder)
 
 
 def patch_installed(

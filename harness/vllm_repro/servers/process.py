@@ -27,7 +27,6 @@ from vllm_repro.servers.multi_node import Meeting, Nodes, node_log, one_server, 
 from vllm_repro.servers.options import ServerOptions, lacking, needs_of, weights_for
 from vllm_repro.servers.overlay import PatchedSource, patch_installed, patch_packages
 from vllm_repro.servers.site import Notify, Offer, Site
-from vllm_repro.servers.witness import witnessed
 from vllm_repro.tiny_model import TinyModel
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.live import listeners
@@ -81,13 +80,6 @@ class ProcessServer(Server):
             compiled=self.compiled,
             pid=self._session.popen.pid,
         )
-
-    def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
-        """Return `facts` with the patched files of vLLM that the log shows in use."""
-        if not self.patched:
-            return facts
-        log = self.log_path.read_text(encoding="utf-8", errors="replace")
-        return replace(facts, patched=witnessed(log, self.patched, ready=ready))
 
     async def exited(self) -> Exit:
         """Wait until the server's process has ended, and return its exit status or signal."""

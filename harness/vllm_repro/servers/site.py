@@ -68,10 +68,7 @@ class ServerChoice(NamedTuple):
 
 
 class Site(ABC):
-    """One kind of server, such as Docker or a local vLLM, opened for one run.
-
-    `port`: the port that was asked for; None for a free one per server.
-    """
+    """One kind of server, such as Docker or a local vLLM, opened for one run."""
 
     kind: ServerKind
     evidence: Evidence
@@ -81,7 +78,6 @@ class Site(ABC):
     """Release that a running server reports."""
     unchangeable = ""
     """Reason that vLLM's source cannot be changed here; empty if it can."""
-    port: int | None = None
     gpus: tuple[str, ...] = ()
     """Indices of the leased GPUs, as `nvidia-smi` counts."""
     others: Nodes | None = None

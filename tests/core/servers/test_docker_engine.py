@@ -150,7 +150,7 @@ def refusal(words: str) -> docker.errors.APIError:
             Unsupported,
             "runs as root",
         ),
-        ("Bind for 127.0.0.1:8000 failed: port is already allocated", InfraError, "--port"),
+        ("Bind for 127.0.0.1:8000 failed: port is already allocated", InfraError, "another"),
         ("something\n  new", InfraError, ""),
     ],
 )
