@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vllm_repro.errors import InfraError
@@ -24,6 +25,17 @@ def cache_root(environment: Mapping[str, str] | None = None) -> Path:
         return Path(chosen).expanduser().absolute()
     shared = Path(env.get("XDG_CACHE_HOME", ""))
     return (shared if shared.is_absolute() else Path.home() / ".cache") / "vllm-repro"
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write `content` to `path` at once: other processes see the old file or the new one."""
+    fresh = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    try:
+        fresh.write_bytes(content)
+        fresh.replace(path)
+    finally:
+        with suppress(OSError):  # half a file, if the disk is full
+            fresh.unlink(missing_ok=True)
 
 
 def human_size(count: int) -> str:

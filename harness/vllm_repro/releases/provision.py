@@ -33,6 +33,7 @@ from vllm_repro.releases.disk import (
     human_size,
     locked,
     processes_using,
+    replace_file,
 )
 from vllm_repro.releases.installer import Installer, missing_build
 from vllm_repro.releases.known import CPU_BUILDS, nearest_cpu_build
@@ -174,11 +175,8 @@ class ReleaseCache:
         if self._intact(release.source):
             return
         marker = self._folder(release.source) / _MARKER
-        fresh = marker.with_suffix(f".{os.getpid()}")  # another run may read it at any moment
-        fresh.write_text(
-            json.dumps(_read_marker(marker.parent) | {"fingerprint": _CHANGED}), encoding="utf-8"
-        )
-        fresh.replace(marker)
+        facts = _read_marker(marker.parent) | {"fingerprint": _CHANGED}
+        replace_file(marker, json.dumps(facts).encode())  # another run may read it at any moment
         raise InfraError(
             f"files of vLLM {release.version} in {marker.parent} were changed or removed",
             hint="Repeat the command: it installs this vLLM again.",

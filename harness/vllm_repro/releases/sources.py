@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -15,7 +16,6 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -229,25 +229,17 @@ def wheel_tree(folder: Path) -> Tree:
 
 def _common_requirements(checkout: Path) -> tuple[str, ...]:
     """Return a checkout's requirements for all platforms; empty if it has no such list."""
-    file = checkout / REQUIREMENTS
-    return (
-        tuple(_requirements(file.read_text(encoding="utf-8").splitlines()))
-        if file.is_file()
-        else ()
-    )
-
-
-def _requirements(lines: Iterable[str]) -> Iterable[str]:
-    """Yield the requirements in `lines` of a requirements file, without options and comments."""
     # here: only a tree needs them
     from packaging.requirements import InvalidRequirement, Requirement
 
-    for line in lines:
-        text = line.partition(" #")[0].strip()
-        try:
-            yield str(Requirement(text))
-        except InvalidRequirement:  # an option, a comment or an empty line
-            continue
+    file = checkout / REQUIREMENTS
+    if not file.is_file():
+        return ()
+    requirements: list[str] = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(InvalidRequirement):  # an option, a comment or an empty line
+            requirements.append(str(Requirement(line.partition(" #")[0].strip())))
+    return tuple(requirements)
 
 
 def _git_hash(path: Path) -> str:

@@ -10,11 +10,9 @@ every machine.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 
-from vllm_repro.releases.disk import cache_root
+from vllm_repro.releases.disk import cache_root, replace_file
 from vllm_repro.releases.families import image_processor, model_config
 from vllm_repro.releases.tiny_tokenizer import END_OF_TURN, PAD, special_id, tokenizer_json
 from vllm_repro.releases.weights import safetensors
@@ -67,7 +65,7 @@ def make_tiny_model(folder: Path, model: TinyModel) -> Path:
         )
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
-            _replace(path, text.encode())
+            replace_file(path, text.encode())
     return folder
 
 
@@ -80,21 +78,8 @@ def cached_model(model: TinyModel, *, weights: bool = False) -> Path:
         cache_root() / "models" / (model.slug + ("-weights" if weights else "")), model
     )
     if weights and not (folder / "model.safetensors").exists():
-        _replace(
+        replace_file(
             folder / "model.safetensors",
             safetensors(model, model_config(model)["intermediate_size"]),
         )
     return folder
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write `content` to `path` at once: other processes see the old file or the new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.journal.log_excerpts import PAGE_SIZES, LogExcerpts, read_excerpts
+from vllm_repro.releases.disk import replace_file
 from vllm_repro.releases.overlay import digests_of, patched_files
 from vllm_repro.releases.provision import ReleaseCache
 from vllm_repro.releases.sources import Source
@@ -127,16 +128,8 @@ def write_file(path: Path, content: str | bytes, *, hint: str) -> None:
 
     Raises `InfraError` if the disk is full, else `UsageError`, with `hint`.
     """
-    fresh = path.with_name(f".{path.name}.new")
     try:
-        if isinstance(content, bytes):
-            fresh.write_bytes(content)
-        else:
-            fresh.write_text(content, encoding="utf-8")
-        fresh.replace(path)
+        replace_file(path, content if isinstance(content, bytes) else content.encode())
     except OSError as error:
         kind = InfraError if error.errno in (errno.ENOSPC, errno.EDQUOT) else UsageError
         raise kind(f"cannot write {path}: {error.strerror}", hint=hint) from error
-    finally:
-        with contextlib.suppress(OSError):  # half a file, if the disk is full
-            fresh.unlink(missing_ok=True)

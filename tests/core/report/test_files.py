@@ -323,7 +323,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
 
     path = tmp_path / "report.html"
     write_file(path, "the last one", hint="")
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(InfraError, match="No space left on device") as refused:
         write_file(path, "new", hint="elsewhere")
     assert refused.value.hint == "elsewhere"
