@@ -20,7 +20,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 from vllm_repro.client.sdk import SdkView
 from vllm_repro.conversion import convert
 from vllm_repro.host.machine import Gpu, GpuUse
-from vllm_repro.report.measurements import ArmSpeed, MeasureReport, PhaseCounters
+from vllm_repro.report.measurements import ArmSpeed, LoadBoot, MeasureReport, PhaseCounters
 from vllm_repro.servers.base import Patched, Replaced
 from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
@@ -228,17 +228,10 @@ class ThroughputJson(Struct, frozen=True, kw_only=True):
     prices: tuple[RatioJson, ...] = ()
 
 
-class LoadJson(Struct, frozen=True, kw_only=True):
-    """The boot of an arm for its load alone, because its trials died before it was sent."""
+class LoadJson(LoadBoot, frozen=True, kw_only=True):
+    """The boot of an arm for its load alone, with its throughput."""
 
-    trial: int
-    outcome: Outcome
-    why: str
-    boot_s: float | None
-    death: Death | None
     throughput: TrialThroughputJson | None
-    # Relative to the run's folder
-    log: str
 
 
 class RunJson(Struct, frozen=True, kw_only=True):
@@ -363,7 +356,9 @@ def load_of(measured: MeasureReport | None, arm: str) -> LoadJson | None:
     alone = measured.alone.get(arm) if measured else None
     if alone is None:
         return None
-    return LoadJson(**vars(alone), throughput=trial_throughput(measured, arm, alone.trial))
+    return LoadJson(
+        **msgspec.structs.asdict(alone), throughput=trial_throughput(measured, arm, alone.trial)
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import Struct
+
 from vllm_repro.client.metrics import Counted, total
 from vllm_repro.conversion import convert
 from vllm_repro.host.host_id import hardware
@@ -35,16 +37,6 @@ from vllm_repro.verdict.throughput import (
 )
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_diagnosis.evidence import Evidence
-
-__all__ = [
-    "ArmSpeed",
-    "LoadBoot",
-    "MeasureReport",
-    "PhaseCounters",
-    "measurements",
-    "merged",
-    "phase_counters",
-]
 
 _SHAPE = re.compile(r"(?:dummy|made): (\d+) layers?\b")
 
@@ -99,16 +91,15 @@ def merged(phases: Sequence[PhaseCounters]) -> PhaseCounters:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadBoot:
-    """The boot of an arm for its load alone, after its trials died."""
+class LoadBoot(Struct, frozen=True, kw_only=True):
+    """The boot of an arm for its load alone, because its trials died before it was sent."""
 
     trial: int
     outcome: Outcome
     why: str
     boot_s: float | None
     death: Death | None
-    # relative to the run's folder
+    # Relative to the run's folder
     log: str
 
 
@@ -183,7 +174,7 @@ def measurements(recording: Recording) -> MeasureReport | None:
         baseline=baseline,
         bug_arm=bug_arm,
         speeds=tuple(_speeds(rounds, compared, names, started["seed"])),
-        alone={arm: _load_boot(entry) for arm, entry in alone.items()},
+        alone={arm: convert(entry.fields, LoadBoot) for arm, entry in alone.items()},
         trials={trial: tuple(_trial_figures(rounds, trial)) for trial in sorted(alive)},
         counted=_round_counters(recording, ended, names),
         stopped=tuple(stopped),
@@ -218,18 +209,6 @@ def _label(recording: Recording, started: Entry, ended: Sequence[Entry]) -> str:
         cards = cards[: len(leased["gpus"])]
     device = hardware({**started["machine"], "gpus": cards})
     return label_of(kind, depth and (depth[0], depth[1]), device)
-
-
-def _load_boot(entry: Entry) -> LoadBoot:
-    """Return an arm's boot for its load alone, from the journal entry at its end."""
-    return LoadBoot(
-        trial=entry["trial"],
-        outcome=Outcome(entry["outcome"]),
-        why=entry["why"],
-        boot_s=entry["boot_s"],
-        death=convert(entry["death"], Death | None),
-        log=entry["log"],
-    )
 
 
 def _round_counters(
