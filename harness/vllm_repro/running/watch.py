@@ -117,23 +117,22 @@ class Watch:
         self._last_growth = time.monotonic()
         self._last_line = ""
         self._tasks: list[asyncio.Task[None]] = []
-        self._stalled = asyncio.Event()
+        self._over = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         for channel in (
             self._watch_exit(),
-            self._watch_log(),
             self._watch_ranks(),
-            *(
-                self._watch_rank_log(rank, path)
-                for rank, path in enumerate(self.server.rank_logs, 1)
-            ),
             self._watch_health(),
             self._watch_children(),
             self._watch_counters(),
             self._watch_gpus(),
         ):
             self._start(channel)
+        if self.server.log_path is not None:
+            self._start(self._watch_log(self.server.log_path))
+        for rank, path in enumerate(self.server.rank_logs, 1):
+            self._start(self._watch_log(path, rank))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -160,6 +159,7 @@ class Watch:
         if not task.cancelled() and task.exception() is not None:
             self.broken = True
             self.dead.set()
+            self._over.set()
 
     async def until_ready(self) -> bool:
         """Wait until `/health` answers 200.
@@ -277,7 +277,7 @@ class Watch:
             self.hung = f"{detail}. {stands.kind}: {stands.why}"
             self.journal.write("stands", kind=stands.kind, why=stands.why, stacks=stands.folded)
         self.note(DeathSign(Channel.COUNTERS, detail, now, now - seconds, decisive=False))
-        self._stalled.set()
+        self._over.set()
 
     def note(self, sign: DeathSign) -> None:
         """Record a sign; the first decisive one sets `dead`."""
@@ -296,6 +296,7 @@ class Watch:
         )
         if sign.decisive:
             self.dead.set()
+            self._over.set()
 
     async def _watch_exit(self) -> None:
         """Wait until the server's process or container exits, and note that sign of death."""
@@ -315,32 +316,28 @@ class Watch:
         channel = Channel.CONTAINER if self.kind.facts.container else Channel.PROCESS
         self.note(DeathSign(channel, self.exit.detail, self.exit.at, self.exit.at))
 
-    async def _watch_log(self) -> None:
-        """Follow the server's log, and note each line that reports a death."""
-        if self.server.log_path is None:
-            return
-        async for line, written in follow(self.server.log_path):
-            self._last_growth = time.monotonic()
-            if line.strip():
-                self._last_line = line.strip()
-            self._see_line(Channel.LOG, line, written)
-
-    async def _watch_rank_log(self, rank: int, path: Path) -> None:
-        """Follow the log of a further node, and note each line that reports a death."""
+    async def _watch_log(self, path: Path, rank: int = 0) -> None:
+        """Follow the log of a node, and note each line that reports a death."""
         async for line, written in follow(path):
             self._last_growth = time.monotonic()
-            self._see_line(Channel.RANK, line, written, where=f"rank {rank}: ")
+            if line.strip() and not rank:
+                self._last_line = line.strip()
+            self._see_line(rank, line, written)
 
-    def _see_line(self, channel: Channel, line: str, written: float, where: str = "") -> None:
+    def _see_line(self, rank: int, line: str, written: float) -> None:
         """Note a log line that reports a death; if the server was ready, confirm it first."""
         known_sign = log_sign(line)
         if known_sign is None:
             return
-        now = time.time()
+        now, text = time.time(), line.strip()[:500]
         sign = DeathSign(
-            channel, where + line.strip()[:500], now, min(written, now), decisive=known_sign[1]
+            Channel.RANK if rank else Channel.LOG,
+            f"rank {rank}: {text}" if rank else text,
+            now,
+            min(written, now),
+            decisive=known_sign[1],
         )
-        if channel is Channel.LOG and sign.decisive:
+        if sign.decisive and not rank:
             self.fatal_lines += 1
             if (self._ready or not self.kind.facts.started) and not self._stopping:
                 self._start(self._confirm(sign, wait=_SECOND_WITNESS))
@@ -496,11 +493,11 @@ class Watch:
                 moved = time.monotonic()
             seen.add(last)
             still = time.monotonic() - moved
-            if still > _QUIET and not self._stalled.is_set():
+            if still > _QUIET and not self.ended:
                 waits = f"waiting for {plural(self.in_flight, 'answer')}"
                 limit = f"a hang after {self.limits.answer_stall:.0f} s"
                 self.notify(f"{waits}: nothing moved for {still:.0f} s; {limit}")
-            if still > self.limits.answer_stall and not self._stalled.is_set():
+            if still > self.limits.answer_stall and not self.ended:
                 if not self.counters.answered:
                     raise InfraError(
                         f"/metrics never answered, so a request of {still:.0f} s may be slow or"
@@ -528,17 +525,12 @@ class Watch:
 
     async def over(self) -> None:
         """Wait until the engine is dead or hung."""
-        waits = [asyncio.create_task(self.dead.wait()), asyncio.create_task(self._stalled.wait())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await self._over.wait()
 
     @property
     def ended(self) -> bool:
         """True if the engine is dead or hung."""
-        return self.dead.is_set() or self._stalled.is_set()
+        return self._over.is_set()
 
     async def _sleep_unless_dead(self, seconds: float) -> None:
         """Sleep for `seconds`, or until the engine is dead if that is sooner."""
