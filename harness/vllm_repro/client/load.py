@@ -25,8 +25,6 @@ import msgspec
 from vllm_repro.client.answer import Answer
 from vllm_repro.client.received import EndlessAnswerError, Received
 
-__all__ = ["LoadClient"]
-
 _TIMESTAMPNS = 35 if sys.platform == "linux" else None
 """The socket option that makes the kernel stamp packets, which Python does not name."""
 _TIMESPEC = struct.Struct("@ll")

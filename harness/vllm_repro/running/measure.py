@@ -23,7 +23,7 @@ from vllm_repro.running.alone import MOST_PROMPTS, Greedy, Repeat, alone, burst
 from vllm_repro.running.assess import weights_of
 from vllm_repro.running.workload import WorkloadRunner
 from vllm_repro.trigger.trigger import SentRequest
-from vllm_repro.verdict.output import BEGINNING, QUESTION, Checks, Probe, probes, sample_output
+from vllm_repro.verdict.output import BEGINNING, QUESTION, Checks, Probe, probes
 from vllm_repro.verdict.throughput import (
     LEAST_ROUNDS,
     MOST_WARM_UPS,
@@ -40,8 +40,6 @@ from vllm_repro.verdict.throughput import (
 )
 from vllm_repro_diagnosis.boot_facts import BootFacts
 from vllm_repro_diagnosis.metrics import MetricsReading
-
-__all__ = ["SelfCheck", "TrialMeasurer"]
 
 _ENDPOINT = "/v1/completions"
 _PLAIN = {
@@ -209,15 +207,7 @@ class TrialMeasurer:
         async def send(probe: Probe, greedy: Greedy, body: dict[str, Any]) -> Answer:
             answer = await self._send(f"{greedy.name}, {probe}", greedy.endpoint, body)
             if answer.ok:
-                sample = sample_output(
-                    probe,
-                    answer.tokens,
-                    answer.text,
-                    margins=answer.margins,
-                    name=greedy.name,
-                    prompt=greedy.prompt,
-                )
-                self.runner.keep_output(sample)
+                self.runner.keep_output(probe, answer, name=greedy.name, prompt=greedy.prompt)
             return answer
 
         await self._await_all(send(*repeat) for repeat in requests)
@@ -227,10 +217,7 @@ class TrialMeasurer:
     ) -> None:
         """Ask one question of the output check and keep the answer."""
         (answer,) = await self._await_all([self._ask(name, prompt, fields)])
-        kept = sample_output(
-            probe, answer.tokens, answer.text, needle=needle, margins=answer.margins
-        )
-        self.runner.keep_output(kept)
+        self.runner.keep_output(probe, answer, needle=needle)
 
     async def _throughput(self, loads: Sequence[Load]) -> None:
         """Measure all points of the loads in turn, within the trial's time limit."""

@@ -416,22 +416,18 @@ def strongest_record(
     for path in (out / scenario.id).glob("*/report.json"):
         if path.parent.is_symlink():
             continue
-        # Ignore an incomplete report, and one of another release of the harness.
+        # Ignore an incomplete report, one without this arm, and one of another harness.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             report = json.loads(path.read_text(encoding="utf-8"))
-            arm = next(
-                arm for arm in (*report["arms"], {}) if not arm or arm["name"] == leading.name
-            )
+            arm = {arm["name"]: arm for arm in report["arms"]}[leading.name]
             # the patch may have caused such a death
-            patched = bool(arm and arm["server"].get("patched"))
-            if arm and arm["k"] and report["evidence"] == evidence and not patched:
-                died = str(arm["server"]["vllm_version"])
+            if arm["k"] and report["evidence"] == evidence and not arm["server"].get("patched"):
                 records.append(
                     Record(
                         crashed=arm["k"],
                         boots=arm["n"],
                         run=path.parent.name,
-                        version=died,
+                        version=str(arm["server"]["vllm_version"]),
                         arm=leading.name,
                     )
                 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from vllm_repro.client.prompts import Prompt, build_chat, build_completion
 from vllm_repro.conversion import decode
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.host.machine import worst_use
+from vllm_repro.releases.disk import replace_file
 from vllm_repro.running.alone import Greedy, greedy
 from vllm_repro.running.idle import CpuSample, engine_cpu_seconds, is_idle, never_idle_message
 from vllm_repro.running.state import Trial
@@ -38,7 +38,7 @@ from vllm_repro.scenario.workload import (
 )
 from vllm_repro.trigger.trigger import SentRequest
 from vllm_repro.verdict.outcome import NEVER_IDLE
-from vllm_repro.verdict.output import OutputSample, Probe, sample_output
+from vllm_repro.verdict.output import Probe, common_prefix, sample_output
 from vllm_repro_diagnosis.metrics import MetricsReading
 
 _IDLE_POLL = 0.25
@@ -116,9 +116,7 @@ class WorkloadRunner:
         if kept is not None and endpoints <= known.keys():
             # the cache cannot be written to: the next run asks again
             with contextlib.suppress(OSError):
-                fresh = kept.with_suffix(f".{os.getpid()}")
-                fresh.write_bytes(msgspec.json.encode(known))
-                fresh.replace(kept)
+                replace_file(kept, msgspec.json.encode(known))
         return known
 
     async def find_model(self) -> bool:
@@ -333,7 +331,7 @@ class WorkloadRunner:
         ids = request.ids or body.get("prompt", ())
         ids = ids if isinstance(ids, list | tuple) and not request.conversation else ()
         await asyncio.sleep(request.starts_after)
-        repeats = max((_common_prefix(ids, earlier) for earlier in self.answered), default=0)
+        repeats = max((common_prefix(ids, earlier) for earlier in self.answered), default=0)
         trial.seen.sent += 1
         sent = SentRequest(
             name,
@@ -443,19 +441,15 @@ class WorkloadRunner:
             self.greedy.setdefault(repeated.prompt, repeated)
         elif checks is None or name not in checks.compared:
             return
-        self.keep_output(
-            sample_output(
-                Probe.WORKLOAD,
-                answer.tokens,
-                answer.text,
-                margins=answer.margins,
-                name=name,
-                prompt=repeated.prompt if repeated else "",
-            )
-        )
+        prompt = repeated.prompt if repeated else ""
+        self.keep_output(Probe.WORKLOAD, answer, name=name, prompt=prompt)
 
-    def keep_output(self, kept: OutputSample) -> None:
-        """Keep an answer for the output checks, and write it to the journal."""
+    def keep_output(self, probe: Probe, answer: Answer, **more: str) -> None:
+        """Keep an answer for the output checks, and write it to the journal.
+
+        more: `name`, `prompt` and `needle` as for `sample_output`.
+        """
+        kept = sample_output(probe, answer.tokens, answer.text, margins=answer.margins, **more)
         self.trial.seen.output.append(kept)
         self.trial.journal.write("output", **self.trial.label, said=kept)
 
@@ -548,16 +542,6 @@ class WorkloadRunner:
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):  # by the line above
                 await work
-
-
-def _common_prefix(ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many leading tokens are the same in both prompts."""
-    differ = (
-        place
-        for place, (first, second) in enumerate(zip(ids, others, strict=False))
-        if first != second
-    )
-    return next(differ, min(len(ids), len(others)))
 
 
 def _shortened(body: dict[str, Any], prompt: Prompt, stated: Mapping[str, Any]) -> dict[str, Any]:

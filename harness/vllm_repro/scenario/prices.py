@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from vllm_repro.conversion import decode
 from vllm_repro.resources import scenario_folder
 
-__all__ = ["kept_prices"]
-
 
 def kept_prices(scenario: str) -> Sequence[str]:
     """Return what the kept runs measured of the scenario's workarounds, a sentence each."""

@@ -139,6 +139,12 @@ class Request:
     # Seconds after which the client closes the connection; None: it stays.
     leaves_after: float | None = None
 
+    def __post_init__(self) -> None:
+        if not all(400 <= status < 600 for status in self.may_fail):
+            raise ValueError("may_fail=[…] holds statuses of errors, 400 to 599")
+        if self.starts_after < 0 or (self.leaves_after is not None and self.leaves_after <= 0):
+            raise ValueError("starts_after is 0 or more seconds, leaves_after more than 0")
+
     @property
     def label(self) -> str:
         """Name in reports, and for the conditions of a trigger."""
@@ -225,10 +231,8 @@ class Rest:
 Step = Request | Together | Conversation | Pause | Rest
 
 
-def _check_request(
-    prompt: int | Size | str | Sequence[int], max_tokens: int | Size, may_fail: Sequence[int] = ()
-) -> None:
-    """Raise `ValueError` if a prompt, answer length or allowed status is wrong."""
+def _check_request(prompt: int | Size | str | Sequence[int], max_tokens: int | Size) -> None:
+    """Raise `ValueError` if a prompt or an answer length is wrong."""
     if isinstance(prompt, Sequence) and not prompt:
         raise ValueError("an empty prompt cannot be counted: send it with request(…)")
     if isinstance(prompt, str) and re.fullmatch(r"\s*[\d.,_]+\s*[kKmM]?\s*", prompt):
@@ -241,19 +245,6 @@ def _check_request(
         raise ValueError(
             f"max_tokens={max_tokens}: the server needs at least 1; request(…) sends any value"
         )
-    _check_statuses(may_fail)
-
-
-def _check_statuses(may_fail: Sequence[int]) -> None:
-    """Raise `ValueError` unless all are statuses of errors, 400 to 599."""
-    if not all(400 <= status < 600 for status in may_fail):
-        raise ValueError("may_fail=[…] holds statuses of errors, 400 to 599")
-
-
-def _check_times(starts_after: float, leaves_after: float | None = None) -> None:
-    """Raise `ValueError` if a request starts before its step or its client leaves at once."""
-    if starts_after < 0 or (leaves_after is not None and leaves_after <= 0):
-        raise ValueError("starts_after is 0 or more seconds, leaves_after more than 0")
 
 
 def _frozen(value: Any) -> Any:
@@ -276,7 +267,7 @@ def chat(
     **fields: Any,
 ) -> Request:
     """Return a chat completion with one user message; `prompt` counts the chat template too."""
-    _check_request(prompt, max_tokens, may_fail)
+    _check_request(prompt, max_tokens)
     return Request(
         "/v1/chat/completions",
         prompt,
@@ -308,8 +299,7 @@ def completion(
     requests sent together. leaves_after: seconds after which its client closes the
     connection.
     """
-    _check_request(prompt, max_tokens, may_fail)
-    _check_times(starts_after, leaves_after)
+    _check_request(prompt, max_tokens)
     if stream and leaves_after is not None:
         raise ValueError("leaves_after is for an answer in one piece: leave stream out")
     prompt = prompt if isinstance(prompt, int | Size | str) else tuple(prompt)
@@ -348,8 +338,6 @@ def request(
     """
     if not path.startswith("/"):
         raise ValueError(f"path={path!r} must be a path of the server, such as '/v1/embeddings'")
-    _check_statuses(may_fail)
-    _check_times(starts_after)
     fields = _frozen(body)
     stream = bool(body.get("stream"))
     return Request(

@@ -176,6 +176,12 @@ def probes(checks: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
     return tuple(due)
 
 
+def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
+    """Return how many leading tokens are the same in both texts."""
+    pairs = zip(left, right, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def longest_run(tokens: Sequence[int | str]) -> int:
     """Return the length of the longest run of the same token."""
     return max((sum(1 for _ in run) for _, run in groupby(tokens)), default=0)
@@ -270,10 +276,8 @@ def compare_output(
         return OutputComparison(unknown="no baseline is declared")
     if weights in (None, ServedWeights.DUMMY):
         return OutputComparison(unknown="answers of dummy weights are neither right nor wrong")
-    ours, theirs = (
-        _greedy_answer(answers),
-        [answer for answer in map(_greedy_answer, baseline) if answer is not None],
-    )
+    ours = _answer_to(Probe.GREEDY, answers)
+    theirs = [answer for trial in baseline if (answer := _answer_to(Probe.GREEDY, trial))]
     if ours is None:
         return OutputComparison(unknown="the question was not asked")
     name = checks.baseline
@@ -292,7 +296,7 @@ def compare_output(
     mine, its = ours.first[: checks.same], right.first[: checks.same]
     if mine == its:
         return OutputComparison()
-    equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(mine, its, strict=False)))
+    equal = common_prefix(mine, its)
     after = _after(equal)
     if made and right.margins[equal : equal + 1] < (CLEAR,):
         return OutputComparison(
@@ -416,8 +420,7 @@ def _margin(answer: OutputSample, at: int) -> float:
 
 def _rounding(alone: Sequence[OutputSample]) -> float:
     """Return the largest change of a token's margin that the prefix cache caused, in nats."""
-    first = next((answer for answer in alone if answer.probe is Probe.ALONE), None)
-    cached = next((answer for answer in alone if answer.probe is Probe.CACHED), None)
+    first, cached = _answer_to(Probe.ALONE, alone), _answer_to(Probe.CACHED, alone)
     if first is None or cached is None:
         return 0.0
     at = _first_difference(first, cached)
@@ -428,12 +431,7 @@ def _rounding(alone: Sequence[OutputSample]) -> float:
 
 def _first_difference(left: OutputSample, right: OutputSample) -> int | None:
     """Return the place of the first different kept token; None if all are equal."""
-    equal = sum(
-        1
-        for _ in takewhile(
-            lambda pair: pair[0] == pair[1], zip(left.first, right.first, strict=False)
-        )
-    )
+    equal = common_prefix(left.first, right.first)
     return equal if equal < max(len(left.first), len(right.first)) else None
 
 
@@ -456,15 +454,12 @@ def _token(answer: OutputSample, at: int) -> str:
     return f"token {answer.first[at]}" if at < len(answer.first) else "the end"
 
 
-def _greedy_answer(answers: Sequence[OutputSample]) -> OutputSample | None:
-    """Return the answer to the greedy question; None if it was not asked."""
-    return next((answer for answer in answers if answer.probe is Probe.GREEDY), None)
+def _answer_to(probe: Probe, answers: Sequence[OutputSample]) -> OutputSample | None:
+    """Return the first answer of this kind; None if the question was not asked."""
+    return next((answer for answer in answers if answer.probe is probe), None)
 
 
 def _attends_back(answers: Sequence[OutputSample], same: int) -> bool:
     """Return True if the answer changed when the question had another beginning."""
-    ours, moved = (
-        _greedy_answer(answers),
-        next((answer for answer in answers if answer.probe is Probe.BEGINNING), None),
-    )
+    ours, moved = _answer_to(Probe.GREEDY, answers), _answer_to(Probe.BEGINNING, answers)
     return ours is not None and moved is not None and ours.first[:same] != moved.first[:same]

@@ -30,27 +30,6 @@ from statistics import fmean, median, quantiles, stdev
 
 from vllm_repro_diagnosis.evidence import facts_of
 
-__all__ = [
-    "ClientCost",
-    "Figures",
-    "Load",
-    "Point",
-    "Ratio",
-    "Round",
-    "Spread",
-    "ThroughputChange",
-    "Timing",
-    "drifted",
-    "figures",
-    "interval",
-    "label_of",
-    "ratio",
-    "round_of",
-    "unsteady",
-    "usual_load",
-    "withheld",
-]
-
 ROUNDS, LEAST_ROUNDS = 5, 3
 """Rounds of a load if it names no number, and the fewest that give a figure."""
 MOST_STREAMS = 16

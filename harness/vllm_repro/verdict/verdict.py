@@ -230,14 +230,6 @@ def same_release(first: str | None, second: str | None) -> bool:
         return first is not None and first == second
 
 
-def _rate_text(expected: Expected, crashed: int, boots: int) -> str:
-    """Return how many boots showed the bug, and the least rate that this supports, as text."""
-    return (
-        f"{expected.did} in {crashed} of {boots} boots (95 % confidence: in at least"
-        f" {lower_bound(crashed, boots):.0%} of boots)"
-    )
-
-
 def is_strange(expected: Expected, outcome: Outcome, during: str) -> bool:
     """Return True for a hang of another kind than the arm declares.
 
@@ -292,7 +284,10 @@ def arm_result(
         # boots that ran, and in which another failure may have come before this one
         conclusive += others
         result = Result.FLAKY if clean else Result.REPRODUCES
-        bound = _rate_text(expected, crashed, conclusive)
+        bound = (
+            f"{expected.did} in {crashed} of {conclusive} boots (95 % confidence: in at least"
+            f" {lower_bound(crashed, conclusive):.0%} of boots)"
+        )
     elif outcomes and not any(outcome.facts.ran for outcome in outcomes):
         # An interrupted trial may have got further than the boot.
         far = "finished" if Outcome.CANCELLED in outcomes else "reached the workload"
