@@ -278,7 +278,9 @@ def ledger(rows: Sequence[Bug]) -> str:
             subsystem=bug.upstream.subsystem,
             declared_bad=bug.scenario.status.bad,
             fixed_in=bug.scenario.status.first_good,
-            releases=tuple(bug.sightings[each] for each in sorted(bug.sightings, key=Version)),
+            releases=tuple(
+                bug.sightings[release] for release in sorted(bug.sightings, key=Version)
+            ),
             workarounds=tuple(_workaround(bug.scenario, arm) for arm in bug.scenario.workarounds),
         )
         for bug in rows
