@@ -166,10 +166,9 @@ class Bug:
         return f"Still in {NEWEST}, {upstream} upstream"
 
 
-def upstream(folder: Path | None = None) -> dict[str, Upstream]:
+def upstream() -> dict[str, Upstream]:
     """Return the rows of `upstream.json` by scenario."""
-    file = (folder or scenario_folder()) / "upstream.json"
-    return decode(file.read_bytes(), dict[str, Upstream])
+    return decode((scenario_folder() / "upstream.json").read_bytes(), dict[str, Upstream])
 
 
 def bugs(reports: Path = REPORTS) -> list[Bug]:
