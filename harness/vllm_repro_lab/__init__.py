@@ -42,20 +42,18 @@ def register() -> None:
     if graphs and graphs not in GRAPHS:
         sys.exit(f"REPRO_LAB_CAPTURE is {graphs!r}; it must be {' or '.join(GRAPHS)}")
     _record(mechanism, graphs)
-    if not graphs:
-        mechanism.install(graphs)
-        _keep_one_operator_library()
-        return
-    from . import capture  # here, because it imports torch
+    if graphs:
+        from . import capture  # here, because it imports torch
 
-    guard = capture.Guard()
-    # first: importing vLLM's modules registers its custom operators with torch
-    capture.install(guard)
+        guard = capture.Guard()
+        # first: importing vLLM's modules registers its custom operators with torch
+        capture.install(guard)
     mechanism.install(graphs)
     _keep_one_operator_library()
-    from . import graphs as gpu_steps
+    if graphs:
+        from . import graphs as gpu_steps
 
-    gpu_steps.install(guard, record=graphs == "record")
+        gpu_steps.install(guard, record=graphs == "record")
 
 
 def _keep_one_operator_library() -> None:

@@ -138,7 +138,7 @@ class Worker:
 
 def pairs_of(meta: Any) -> list[list[tuple[int, int]]]:
     """Return (local block, remote block) for each copy of a fetch, by KV cache group."""
-    each = zip(meta.local_block_ids, meta.remote.block_ids, strict=True)
+    groups = zip(meta.local_block_ids, meta.remote.block_ids, strict=True)
     return [
-        list(zip(mine, theirs[len(theirs) - len(mine) :], strict=True)) for mine, theirs in each
+        list(zip(mine, theirs[len(theirs) - len(mine) :], strict=True)) for mine, theirs in groups
     ]

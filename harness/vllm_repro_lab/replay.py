@@ -21,9 +21,6 @@ class Recording:
     def __init__(self) -> None:
         self._steps: list[Callable[[], None]] = []
 
-    def __len__(self) -> int:
-        return len(self._steps)
-
     def operator(
         self, func: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any], result: Any
     ) -> None:

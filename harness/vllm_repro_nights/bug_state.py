@@ -17,8 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_repro.report.runs import Run
 from vllm_repro.verdict.statistics import ALPHA, clean_streak
-from vllm_repro.verdict.verdict import Standing, Verdict
-from vllm_repro_nights.setups import Build, build_of
+from vllm_repro.verdict.verdict import Standing, Verdict, from_source
 
 # A host without a conclusive run for so long does not count.
 ABSENT = timedelta(days=14)
@@ -73,10 +72,10 @@ def bug_state(runs: Iterable[tuple[date, Run]]) -> BugState:
     """
     tracks: dict[tuple[bool, str], list[tuple[date, Run]]] = {}
     for night, run in runs:
-        build = build_of(run.vllm_version)
         # A commit or a folder proves nothing about a release.
-        if build is not Build.SOURCE and (run.died is not None or run.quiet):
-            tracks.setdefault((build is not Build.NIGHTLY, run.host), []).append((night, run))
+        if not from_source(run.vllm_version) and (run.died is not None or run.quiet):
+            is_release = not is_nightly(run.vllm_version)
+            tracks.setdefault((is_release, run.host), []).append((night, run))
     ends = {key: track[-1][0] for key, track in tracks.items()}
     present = [key for key in tracks if max(ends.values()) - ends[key] <= ABSENT]
     states = [(key[0], _track_state(run for _, run in tracks[key])) for key in present]
@@ -146,6 +145,14 @@ def _least_needed(state: BugState) -> float:
     if state.crashed == state.boots:
         return 0.0
     return log(ALPHA / (state.crashed * (state.crashed + 1))) / log1p(-state.crashed / state.boots)
+
+
+def is_nightly(version: str | None) -> bool:
+    """Return True for a build between releases, such as `0.23.1rc1.dev123+gabc`.
+
+    `0.23.0+cu130`, `0.23.0.post1` and an unknown version are not.
+    """
+    return _version(version).is_prerelease
 
 
 def _version(text: str | None) -> Version:

@@ -22,9 +22,10 @@ from vllm_repro.report.build import build
 from vllm_repro.report.json_report import ArmJson, report_dict
 from vllm_repro.report.runs import Run
 from vllm_repro.running.folders import default_out
+from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_nights.history import night_of, tested
 from vllm_repro_nights.runs import read_runs
-from vllm_repro_nights.setups import death_label, setup_of
+from vllm_repro_nights.throughput import setup_of
 from vllm_repro_search.versions.record import VersionMap
 
 if TYPE_CHECKING:
@@ -106,6 +107,19 @@ def _run(run: Run, arm: ArmJson) -> dict[str, Any]:
         "signature": death_label(arm),
         "setup": setup_of(arm),
     }
+
+
+def death_label(arm: ArmJson) -> str:
+    """Return `match: AssertionError in _continuation_prefill` for the first death, or nothing.
+
+    Cancelled trials do not count.
+    """
+    counted = (trial for trial in arm.trials if trial.outcome is not Outcome.CANCELLED)
+    death = next((trial.death for trial in counted if trial.death), None)
+    if death is None:
+        return ""
+    where = f" in {death.frames[-1].rpartition(':')[2]}" if death.frames else ""
+    return f"{death.signature or 'unknown'}: {death.exception or 'no exception'}{where}"
 
 
 def trials(run: Folder) -> pd.DataFrame:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import attrgetter
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from vllm_repro.report.document import document, fragment
+from vllm_repro.report.document import document, fragment, plain_text
 from vllm_repro.report.format import columns, plural, terminal_width
 from vllm_repro.report.text import Table
 from vllm_repro_diagnosis.evidence import facts_of
@@ -22,28 +22,42 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 def terminal(history: History) -> str:
     """Return the output of `vllm-repro history`."""
-    lines = [*([_SIMULATED] if history.simulated else []), _headline(history), ""]
-    if history.since is None:
-        lines.append("There is no earlier night to compare with.")
-    else:
-        lines.append(f"since the night of {history.since}:")
-        lines += [f"  {line}" for line in change_lines(history)] or ["  nothing changed"]
+    return plain_text(
+        "history.txt",
+        _TEMPLATES,
+        **_values(history),
+        changes=change_lines(history),
+        bugs=_bug_table(history),
+        columns=partial(columns, most=terminal_width()),
+    )
+
+
+def _values(history: History) -> dict[str, Any]:
+    """Return the values that the text and the page have in common."""
+    return {
+        "history": history,
+        "headline": _headline(history),
+        "banner": _SIMULATED if history.simulated else "",
+        "folded": _folded(history),
+        "throughput": _throughput_table(history),
+    }
+
+
+def _bug_table(history: History) -> Table:
+    """Return the table of the bugs that a run decided, with a letter for each night."""
+    rows = [
+        (
+            bug.state.verdict,
+            bug.scenario,
+            bug.evidence,
+            "".join(MARKS[cell.result].letter for cell in bug.nights),
+            bug.reason,
+        )
+        for bug in history.bugs
+        if bug.decided
+    ]
     nights = plural(len(history.nights), "night")
-    rows = [("state", "scenario", "evidence", nights, "reason")]
-    for bug in filter(attrgetter("decided"), history.bugs):
-        letters = "".join(MARKS[cell.result].letter for cell in bug.nights)
-        rows.append((bug.state.verdict, bug.scenario, bug.evidence, letters, bug.reason))
-    if rows[1:]:
-        lines += ["", *columns(rows, (12, 32, 9, 14, 100), terminal_width())]
-    if folded := _folded(history):
-        lines += ["", f"without a conclusive run: {', '.join(folded)}"]
-    table = _throughput_table(history)
-    if table.rows:
-        lines += [
-            "",
-            *columns([table.heads, *table.rows], (48, 36, 8, 40, 10, 12, 12), terminal_width()),
-        ]
-    return "\n".join(lines)
+    return Table(("state", "scenario", "evidence", nights, "reason"), tuple(rows))
 
 
 def _headline(history: History) -> str:
@@ -116,13 +130,9 @@ def html_page(history: History, way: str, near: Mapping[str, str] | None = None)
     body = fragment(
         "history.html",
         _TEMPLATES,
-        history=history,
-        headline=_headline(history),
-        banner=_SIMULATED if history.simulated else "",
-        folded=_folded(history),
+        **_values(history),
         link=lambda run: quote(replaced.get(run, f"{way}/{run}/")),
         marks=MARKS,
-        throughput=_throughput_table(history),
     )
     title = f"Nights to {history.nights[-1]}" if history.nights else "Nights"
     style = (_TEMPLATES / "history.css").read_text(encoding="utf-8")

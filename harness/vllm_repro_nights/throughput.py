@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -10,7 +13,6 @@ from statistics import median
 from vllm_repro.report.json_report import ArmJson, PointJson
 from vllm_repro.report.runs import Run
 from vllm_repro.verdict.throughput import Point, withheld
-from vllm_repro_nights.setups import setup_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,41 @@ def _points(arm: ArmJson) -> Iterator[PointJson]:
     for boot in (*arm.trials, arm.load):
         if boot is not None and boot.throughput is not None:
             yield from boot.throughput.points
+
+
+_OF_THIS_RUN = (
+    "-p",
+    "--publish",
+    "--port",
+    "--host",
+    "--name",
+    "--label",
+    "--network",
+    "--mount",
+    "-v",
+    "--volume",
+)
+
+
+def setup_of(arm: ArmJson) -> str:
+    """Return a hash of an arm's command without the ports, paths, names and image of this run.
+
+    Figures of two setups are not compared.
+    """
+    try:
+        words = shlex.split(arm.command)
+    except ValueError:
+        words = arm.command.split()
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip or word.partition("=")[0] in _OF_THIS_RUN:
+            skip = not skip and "=" not in word
+        elif word != arm.server.image:
+            # keep only the last name of a path
+            kept.append(re.sub(r"(^|=)[~.$]?\w*/.*/", r"\1", word))
+    text = "\n".join([str(arm.server.kind), *kept])
+    return hashlib.blake2s(text.encode(), digest_size=4).hexdigest()
 
 
 def _last_two(

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TextIO, TypeVar
+from typing import Any, Generic, TextIO, TypeVar
 
 from msgspec import structs
 
@@ -40,8 +40,14 @@ from vllm_repro.running.resume import Unfinished
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, find_arms
-from vllm_repro.scenario.scenario import Arm
-from vllm_repro_search.record import ReleaseSearchRecord, SearchRecord, markdown, terminal
+from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro_search.record import (
+    ArmBoot,
+    ReleaseSearchRecord,
+    SearchRecord,
+    markdown,
+    terminal,
+)
 
 Record = TypeVar("Record", bound=SearchRecord)
 ArmRecord = TypeVar("ArmRecord", bound=ReleaseSearchRecord)
@@ -94,9 +100,6 @@ def read_search(folder: Path, kind: type[SearchRecord]) -> UnfinishedSearch:
 
 class BootSearch(ABC, Generic[Record, Item]):
     """Base of the searches that boot servers; the record is all that a search knows."""
-
-    # a finished boot is followed by the answer so far
-    shows_answer: ClassVar[bool] = True
 
     def __init__(self, job: Job, record: Record) -> None:
         self.job = job
@@ -184,18 +187,16 @@ class BootSearch(ABC, Generic[Record, Item]):
             with self._lock:
                 self.record = self.record.after(boot)
                 self.save(interrupted, self.record.duration_s)
-            if self.shows_answer:
-                self.progress.line(
-                    f"  {self.outcome(boot, several=len(items) > 1)}{self.record.readings[0]}"
-                )
+            if line := self.answer_after(boot, several=len(items) > 1):
+                self.progress.line(f"  {line}")
         return interrupted
 
-    def outcome(self, boot: Any, *, several: bool) -> str:
-        """Return the start of the line that is printed when a boot has finished.
+    def answer_after(self, boot: Any, *, several: bool) -> str:
+        """Return the line that is printed when a boot has finished: the answer so far.
 
         several: other boots run beside it.
         """
-        return ""
+        return self.record.readings[0]
 
     def chosen(self, site: SiteFacts, why: str) -> None:
         """Print the first line once the first server is chosen, and record its evidence."""
@@ -245,18 +246,37 @@ class BootSearch(ABC, Generic[Record, Item]):
 class ArmSearch(BootSearch[ArmRecord, Item]):
     """A search that boots changed copies of one arm."""
 
-    def boot_arm(self, arm: Arm) -> RunReport:
-        """Run one boot of `arm` below the folder of this verb.
+    @abstractmethod
+    def changed_arm(self, item: Item) -> Arm:
+        """Return the copy of the arm to boot."""
+
+    @abstractmethod
+    def boot_of(self, item: Item, report: RunReport, common: Mapping[str, Any]) -> ArmBoot:
+        """Return the record of a finished boot. common: the fields of `ArmBoot`."""
+
+    def boot(self, item: Item) -> tuple[ArmBoot | None, str | None]:
+        """Boot the changed arm below the folder of this verb.
 
         `history` must not take it for a run of the scenario's workload.
         """
         out = self.job.out / self.job.scenario.id / self.record.verb
-        job = replace(self.job, out=out, arms=[arm], reproduce=self.record.reproduce)
+        arms = [self.changed_arm(item)]
+        job = replace(self.job, out=out, arms=arms, reproduce=self.record.reproduce)
+        began = time.monotonic()
         report = run_one(job, self.progress, self.chosen)
         self.record = structs.replace(
             self.record, version=report.vllm_version or self.record.version
         )
-        return report
+        if report.interrupted:
+            return None, report.interrupted
+        trial = report.arms[0].trials[-1]
+        common = {
+            "outcome": trial.outcome,
+            "why": trial.why,
+            "run": report.folder.name,
+            "duration_s": round(time.monotonic() - began, 1),
+        }
+        return self.boot_of(item, report, common), None
 
 
 def add_search(parser: argparse.ArgumentParser, *, example: str, prints: str, more: str) -> None:
@@ -273,13 +293,18 @@ def add_search(parser: argparse.ArgumentParser, *, example: str, prints: str, mo
     add_run_options(parser, arm="this arm instead of the first", trials=False)
 
 
-def job_of_one_arm(arguments: argparse.Namespace, verb: str) -> Job:
-    """Return the job of a command line with `add_search`. Raises `UsageError`."""
+def named_scenario(arguments: argparse.Namespace, verb: str) -> Scenario:
+    """Return the scenario that a command line names. Raises `UsageError` if it names none."""
     if not arguments.scenario:
         raise UsageError(
             "no SCENARIO is named", hint=f"vllm-repro list names them; vllm-repro {verb} --help"
         )
-    scenario = find(arguments.scenario)
+    return find(arguments.scenario)
+
+
+def job_of_one_arm(arguments: argparse.Namespace, verb: str) -> Job:
+    """Return the job of a command line with `add_search`. Raises `UsageError`."""
+    scenario = named_scenario(arguments, verb)
     arms = find_arms(scenario, arguments.arm or [scenario.arms[0].name])
     if len(arms) != 1:
         raise UsageError(

@@ -1,6 +1,8 @@
 """Record of a search, and its Markdown and terminal text.
 
-Each search adds its fields, sentences and tables.
+Each search adds its fields and templates: `heading.txt` names what it looks for, `answer.txt` is
+its answer, `certainty.txt` how certain that is, `notes.txt` and `changes.txt` stand below it, and
+`tables.txt` has its tables. A search leaves out the templates that it has no use for.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from vllm_repro.report.document import plain_text
 from vllm_repro.report.format import columns, terminal_width
 from vllm_repro.report.text import one_line
 from vllm_repro.scenario.scenario import Status
+from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_diagnosis.evidence import banner, facts_of, simulation_mark
 
 _WIDEST = 40
@@ -65,11 +68,6 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
     boots: tuple[Any, ...] = ()
 
     @property
-    def heading(self) -> str:
-        """Return what the search looks for."""
-        return " ".join(self.sentences("heading.txt"))
-
-    @property
     def plan(self) -> Any:
         """Return the plan after all boots; None if the search takes whatever is left."""
         return None
@@ -106,11 +104,6 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     @property
-    def certainty(self) -> str:
-        """Return how certain the answer is; empty if that is no question."""
-        return " ".join(self.sentences("certainty.txt"))
-
-    @property
     def command(self) -> str:
         """Return the command that is part of the answer; empty without one."""
         return ""
@@ -119,10 +112,6 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Return the commits that the answer names, each with a link or an empty text."""
         lines = "\n".join(self._blocks("changes.txt")).split("\n")
         return [(text, link) for text, _, link in (line.partition(_CELL) for line in lines if line)]
-
-    def notes(self) -> tuple[str, ...]:
-        """Return further sentences on the result of the search."""
-        return self.sentences("notes.txt")
 
     def sentences(self, template: str) -> tuple[str, ...]:
         """Return the paragraphs of a template in the folder of this search, if there is one."""
@@ -156,6 +145,16 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         fields = msgspec.to_builtins(self)
         whole = {"schema": 1, **fields, "reading": ". ".join(self.readings), **self.derived()}
         return dict(json.loads(msgspec.json.encode(whole)))
+
+
+class ArmBoot(msgspec.Struct, frozen=True, kw_only=True):
+    """One boot of a changed copy of an arm, and its outcome."""
+
+    outcome: Outcome
+    why: str
+    # name of the run's folder
+    run: str
+    duration_s: float
 
 
 class ReleaseSearchRecord(SearchRecord, frozen=True, kw_only=True):

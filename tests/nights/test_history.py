@@ -25,10 +25,11 @@ from vllm_repro.report.build import report_of
 from vllm_repro.report.json_report import ServerReport
 from vllm_repro.report.runs import Run, run_of
 from vllm_repro.verdict.verdict import Expected, Standing, Verdict
-from vllm_repro_nights.bug_state import ABSENT, BugState, bug_state
+from vllm_repro_nights.bug_state import ABSENT, BugState, bug_state, is_nightly
+from vllm_repro_nights.frames import death_label
 from vllm_repro_nights.history import NIGHTS, History, history, night_of
 from vllm_repro_nights.history_formats import as_json, change_lines, html_page, terminal
-from vllm_repro_nights.setups import Build, build_of, death_label, setup_of
+from vllm_repro_nights.throughput import setup_of
 
 Rows = list[tuple[date, Run]]
 
@@ -370,19 +371,19 @@ def test_no_host_name_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "build"),
+    ("version", "nightly"),
     [
-        ("0.24.0", Build.RELEASE),
-        ("0.24.0+cu130", Build.RELEASE),
-        ("0.24.0.post1", Build.RELEASE),
-        ("0.24.1rc1.dev12+gabc1234", Build.NIGHTLY),
-        ("0.24.1rc2", Build.NIGHTLY),
-        (None, Build.UNKNOWN),
-        ("main", Build.UNKNOWN),
+        ("0.24.0", False),
+        ("0.24.0+cu130", False),
+        ("0.24.0.post1", False),
+        ("0.24.1rc1.dev12+gabc1234", True),
+        ("0.24.1rc2", True),
+        (None, False),
+        ("main", False),
     ],
 )
-def test_nightly_or_release(version: str | None, build: Build) -> None:
-    assert build_of(version) is build
+def test_nightly_or_release(version: str | None, nightly: bool) -> None:
+    assert is_nightly(version) is nightly
 
 
 def test_a_signature_says_whether_it_matches() -> None:

@@ -95,7 +95,11 @@ def failing_runs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
     def run_one(job: Job, *_: object) -> RunReport:
         jobs.append(job)
-        report = run_of("0.24.0", [Outcome.BOOT_FAILED])
+        outcome = Outcome.UNTRIGGERED if len(jobs) == 1 else Outcome.BOOT_FAILED
+        why = "it never became ready"
+        report = run_of("0.24.0", [outcome])
+        arm = report.arms[0]
+        arm = replace(arm, trials=tuple(replace(trial, why=why) for trial in arm.trials))
         folder = job.out / f"run-{len(jobs)}"
         folder.mkdir(parents=True)
         sent = {
@@ -116,15 +120,15 @@ def failing_runs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
                 "t": 0,
                 "event": "trial-ended",
                 "trial": 1,
-                "outcome": "untriggered" if len(jobs) == 1 else "boot-failed",
-                "why": "it never became ready",
+                "outcome": outcome,
+                "why": why,
             },
             {"t": 0, "event": "run-ended", "interrupted": None},
         ]
         (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         if len(jobs) == 5:
             raise KeyboardInterrupt("SIGTERM")
-        return replace(report, folder=folder)
+        return replace(report, folder=folder, arms=(arm,))
 
     monkeypatch.setattr("vllm_repro_search.boot_search.run_one", run_one)
     return jobs
@@ -160,9 +164,7 @@ def test_a_time_limit_ends_it(
     harness: Harness, tmp_path: Path, failing_runs: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 10_000, 100))
-    monkeypatch.setattr(
-        "vllm_repro_search.threshold.verb.time.monotonic", lambda: float(next(clock))
-    )
+    monkeypatch.setattr("vllm_repro_search.boot_search.time.monotonic", lambda: float(next(clock)))
     assert harness(*THRESHOLD, "--max-time", "150").status == 2
     assert (record_in(tmp_path / "reports", "threshold")["stopped"], len(failing_runs)) == (
         "--max-time 150s",

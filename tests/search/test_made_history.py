@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.core.releases.test_sources import git
-from vllm_repro_search.bisect.commits import commits_between
+from vllm_repro_search.bisect.candidates import commits_between
 
 MAKE = Path(__file__).parents[2] / "fixtures" / "history" / "make.py"
 FILE = "vllm/v1/attention/x.py"
@@ -96,8 +96,8 @@ def test_tags_are_releases_and_one_commit_has_the_change(
     assert (
         git(folder, "merge-base", "v0.23.0", "v0.24.0") == git(folder, "rev-parse", "v0.23.0")
     ) is not branches
-    found, _ = commits_between(folder, "0.23.0", "0.24.0")
-    hashes = [one.hash for one in found]
+    commits, _ = commits_between(folder, "0.23.0", "0.24.0")
+    hashes = [commit.source.rpartition("@")[2] for commit in commits]
     assert len(hashes) >= 34
     (wanted,) = (one["commit"] for one in truth if one["kind"] == kind)
     assert ["reserve()" in text_of(folder, one, FILE) for one in hashes] == [

@@ -9,7 +9,8 @@ from tests.golden_files import missing
 from tests.search.conftest import FIELDS
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
-from vllm_repro_search.bisect.boots import Bisection, BisectionBoot, Candidate
+from vllm_repro_search.bisect.boots import Bisection, BisectionBoot
+from vllm_repro_search.bisect.candidates import Candidate
 from vllm_repro_search.minimize.verb import Minimization, MinimizationBoot, Unit
 from vllm_repro_search.record import markdown
 from vllm_repro_search.threshold.plan import PromptResult, PromptSent

@@ -11,8 +11,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -24,6 +22,7 @@ from vllm_repro.releases.sources import Source
 from vllm_repro.report.format import limited
 from vllm_repro.running.job import Job
 from vllm_repro.verdict.verdict import Expected
+from vllm_repro_search.bisect.candidates import Candidate
 from vllm_repro_search.bisect.plan import BisectionPlan, BootResult, ChangePoints, Side
 from vllm_repro_search.boot_search import BootSearch
 from vllm_repro_search.plan import SearchState
@@ -39,29 +38,6 @@ _SIDES = {
 """Of a boot. Any other result is a skip."""
 
 _MOST_ALIKE = 3
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One release or commit of vLLM that a bisection may boot."""
-
-    label: str
-    # what `--vllm` takes
-    source: str
-    # of a commit
-    title: str = ""
-    # of the author, as in 2026-05-01
-    date: str = ""
-
-    @property
-    def vllm(self) -> Source:
-        """Return the source to boot: a commit of a checkout, or a release."""
-        checkout, _, commit = self.source.rpartition("@")
-        return (
-            Source(folder=Path(checkout), commit=commit)
-            if checkout
-            else Source(release=self.source)
-        )
 
 
 class BisectionBoot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -221,9 +197,10 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
         left = f" (about {self.record.plan.boots_left()} left)"
         return f"boot {number}: {item.label}{left if number == first else f', beside boot {first}'}"
 
-    def outcome(self, boot: BisectionBoot, *, several: bool) -> str:
-        """Return the start of a finished boot's line: the candidate's side of the change."""
-        return f"{boot.candidate}: {boot.side}: " if several else f"{boot.side}: "
+    def answer_after(self, boot: BisectionBoot, *, several: bool) -> str:
+        """Return the candidate's side of the change, and the answer so far."""
+        label = f"{boot.candidate}: " if several else ""
+        return f"{label}{boot.side}: {self.record.readings[0]}"
 
     def boot(self, item: Candidate) -> tuple[BisectionBoot | None, str | None]:
         """Boot a candidate; return its boot for the record, and an interrupting signal."""

@@ -21,8 +21,8 @@ from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
-from vllm_repro_search.bisect.boots import Bisection, BisectionSearch, Candidate, ScriptSearch
-from vllm_repro_search.bisect.commits import commits_between
+from vllm_repro_search.bisect.boots import Bisection, BisectionSearch, ScriptSearch
+from vllm_repro_search.bisect.candidates import Candidate, commits_between
 from vllm_repro_search.boot_search import (
     UnfinishedSearch,
     add_limits,
@@ -30,8 +30,12 @@ from vllm_repro_search.boot_search import (
     common_fields,
     run_search,
 )
-from vllm_repro_search.published import published_release
-from vllm_repro_search.versions.verb import for_release, job_of_releases, releases
+from vllm_repro_search.versions.verb import (
+    for_release,
+    job_of_releases,
+    published_release,
+    releases,
+)
 
 _EPILOG = """
 
@@ -247,11 +251,7 @@ def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]
             "leave --find-fix out" if arguments.find_fix else "--find-fix if --bad is the older one"
         )
         raise UsageError(f"{new} is not newer than {old} in {checkout}", hint=hint)
-    commits = (
-        Candidate(commit.hash[:12], f"{checkout}@{commit.hash}", commit.title, commit.date)
-        for commit in changes
-    )
-    return tuple(commits), left_out
+    return tuple(changes), left_out
 
 
 def _repeat(arguments: argparse.Namespace, job: Job) -> str:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, ClassVar, Literal
 
-import msgspec
 from msgspec import structs
 
 from vllm_repro.command.command import ServeCommand
 from vllm_repro.command.flags import positive
 from vllm_repro.errors import UsageError
+from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job
 from vllm_repro.scenario.scenario import Arm, Edit, Scenario
 from vllm_repro.scenario.workload import Conversation, Request, Size, Step, Together, resolve
@@ -35,7 +34,7 @@ from vllm_repro_search.boot_search import (
 )
 from vllm_repro_search.minimize.plan import Attempt, MinimizationPlan
 from vllm_repro_search.plan import SearchState
-from vllm_repro_search.record import ReleaseSearchRecord
+from vllm_repro_search.record import ArmBoot, ReleaseSearchRecord
 
 _EPILOG = """
 
@@ -90,19 +89,14 @@ class Unit:
     booted: str = ""
 
 
-class MinimizationBoot(msgspec.Struct, frozen=True, kw_only=True):
+class MinimizationBoot(ArmBoot, frozen=True, kw_only=True):
     """One boot of a reduced command, and its outcome."""
 
     # see `Attempt`
     units: tuple[int, ...]
     unused: tuple[int, ...]
-    outcome: Outcome
     # of a crash
     phase: str | None
-    why: str
-    # name of the run's folder
-    run: str
-    duration_s: float
 
     @property
     def tested(self) -> bool:
@@ -385,21 +379,15 @@ class MinimizationSearch(ArmSearch[Minimization, tuple[int, ...]]):
         removed = self.record.without(item, self.record.boots)
         return f"boot {number}: {f'without {removed}' if removed else 'the whole command'}"
 
-    def boot(self, item: tuple[int, ...]) -> tuple[MinimizationBoot | None, str | None]:
-        """Boot the command with these units; return the boot, and an interrupting signal."""
-        began = time.monotonic()
-        report = self.boot_arm(self._parts.with_units(item))
-        if report.interrupted:
-            return None, report.interrupted
+    def changed_arm(self, item: tuple[int, ...]) -> Arm:
+        """Return the arm with these units only."""
+        return self._parts.with_units(item)
+
+    def boot_of(
+        self, item: tuple[int, ...], report: RunReport, common: Mapping[str, Any]
+    ) -> MinimizationBoot:
+        """Return the boot of the command with these units."""
         trial = report.arms[0].trials[-1]
         crashed = trial.outcome is Outcome.CRASH
-        boot = MinimizationBoot(
-            units=item,
-            unused=self._parts.unsent(item, trial.requests["sent"]) if crashed else (),
-            outcome=trial.outcome,
-            phase=trial.phase,
-            why=trial.why,
-            run=report.folder.name,
-            duration_s=round(time.monotonic() - began, 1),
-        )
-        return boot, None
+        unused = self._parts.unsent(item, trial.requests["sent"]) if crashed else ()
+        return MinimizationBoot(units=item, unused=unused, phase=trial.phase, **common)

@@ -14,6 +14,12 @@ from vllm_repro_search.plan import SearchState
 
 _MOST_PROMPTS = 40
 """Prompts in one boot."""
+_SHARE = 0.165
+"""Share of a gap at which to send the next prompt.
+
+A crash costs as much as about 10 quiet prompts, so a quiet answer is made likelier: both answers
+are worth their cost at the share f with f = (1 - f) ** 10.
+"""
 
 
 class PromptResult(StrEnum):
@@ -43,8 +49,6 @@ class ThresholdPlan:
     high: int
     # the shortest crashing prompt by the scenario's formula, above `low`
     guess: int
-    # of a crash, in quiet prompts
-    crash_cost: float = 10.0
     probes: tuple[PromptSent, ...] = ()
 
     def after(self, *probes: PromptSent) -> ThresholdPlan:
@@ -131,14 +135,7 @@ class ThresholdPlan:
         """Return the length that divides the gap. known: the gap's upper end crashed."""
         if not known:  # the guess was quiet: away from it in steps that double
             return min(top - 1, bottom + max(1, bottom - self.guess + 1))
-        low, high = 0.0, 1.0
-        # The share f of the gap at which both answers are worth their cost: f = (1 - f) ** cost.
-        for _ in range(40):
-            middle = (low + high) / 2
-            low, high = (
-                (middle, high) if middle < (1 - middle) ** self.crash_cost else (low, middle)
-            )
-        return bottom + max(1, round(low * (top - bottom)))
+        return bottom + max(1, round(_SHARE * (top - bottom)))
 
     def _check(self, crash: int) -> PromptSent | None:
         """Return the next check once the threshold is known.

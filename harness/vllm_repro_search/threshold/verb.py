@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import time
+from collections.abc import Mapping
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any, ClassVar
 
-import msgspec
-
 from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Recording, read
+from vllm_repro.report.model import RunReport
 from vllm_repro.running.folders import with_out
 from vllm_repro.running.job import Job, repeat_command
 from vllm_repro.running.state import MeasureOptions
@@ -32,7 +31,7 @@ from vllm_repro_search.boot_search import (
     run_search,
 )
 from vllm_repro_search.plan import SearchState
-from vllm_repro_search.record import ReleaseSearchRecord
+from vllm_repro_search.record import ArmBoot, ReleaseSearchRecord
 from vllm_repro_search.threshold.plan import PromptResult, PromptSent, ThresholdPlan
 
 _EPILOG = """
@@ -80,16 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
     return run_search(arguments, ThresholdSearch(job, record, request), unfinished)
 
 
-class ThresholdBoot(msgspec.Struct, frozen=True, kw_only=True):
+class ThresholdBoot(ArmBoot, frozen=True, kw_only=True):
     """One boot, and the result of each prompt sent to it."""
 
     # the prompts that gave an answer or a skip, in order
     probes: tuple[PromptSent, ...]
-    outcome: Outcome
-    why: str
-    # name of the run's folder
-    run: str
-    duration_s: float
 
     @property
     def tested(self) -> bool:
@@ -203,8 +197,8 @@ def lengths_of(
     return ThresholdPlan(low=low, high=high, guess=guess), request
 
 
-def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[PromptSent, ...]]:
-    """Return the outcome of the last trial of a run, its reason, and the result of each prompt.
+def probes_of(recording: Recording) -> tuple[PromptSent, ...]:
+    """Return the result of each prompt of the last trial of a run.
 
     Only a complete answer to a prompt of the exact length is quiet. If the engine did not live, its
     last prompt is not quiet. It is a crash if the engine died of this bug and had answered every
@@ -231,7 +225,7 @@ def probes_of(recording: Recording) -> tuple[Outcome, str, tuple[PromptSent, ...
             break
         probes.append(PromptSent(length, result, first=not probes))
         answered = answered and (quiet or _is_refused(answer))
-    return outcome, str(ended["why"]), tuple(probes)
+    return tuple(probes)
 
 
 def _answered_whole(answer: Entry, length: int) -> bool:
@@ -257,24 +251,18 @@ class ThresholdSearch(ArmSearch[Threshold, tuple[int, ...]]):
         several = f"up to {len(item)} prompts of {item[0]:,} to {item[-1]:,}"
         return f"boot {number}: {several if len(item) > 1 else f'a prompt of {item[0]:,}'} tokens"
 
-    def boot(self, item: tuple[int, ...]) -> tuple[ThresholdBoot | None, str | None]:
-        """Boot, send prompts of these lengths; return the boot, and an interrupting signal."""
-        began = time.monotonic()
+    def changed_arm(self, item: tuple[int, ...]) -> Arm:
+        """Return the arm with prompts of these lengths as its workload."""
         fields: dict[str, Any] = {"shared": 0, "conversation": "", "may_fail": ()}
         workload = tuple(
             replace(self._request, name=f"{length} tokens", prompt=length, **fields)
             for length in item
         )
         (arm,) = self.job.arms
-        report = self.boot_arm(replace(arm, workload=workload))
-        if report.interrupted:
-            return None, report.interrupted
-        outcome, why, probes = probes_of(read(report.folder / "journal.jsonl"))
-        boot = ThresholdBoot(
-            probes=probes,
-            outcome=outcome,
-            why=why,
-            run=report.folder.name,
-            duration_s=round(time.monotonic() - began, 1),
-        )
-        return boot, None
+        return replace(arm, workload=workload)
+
+    def boot_of(
+        self, item: tuple[int, ...], report: RunReport, common: Mapping[str, Any]
+    ) -> ThresholdBoot:
+        """Return the boot, with the result of each prompt from the run's journal."""
+        return ThresholdBoot(probes=probes_of(read(report.folder / "journal.jsonl")), **common)

@@ -166,10 +166,9 @@ class Bug:
         return f"Still in {NEWEST}, {upstream} upstream"
 
 
-def upstream(folder: Path | None = None) -> dict[str, Upstream]:
+def upstream() -> dict[str, Upstream]:
     """Return the rows of `upstream.json` by scenario."""
-    file = (folder or scenario_folder()) / "upstream.json"
-    return decode(file.read_bytes(), dict[str, Upstream])
+    return decode((scenario_folder() / "upstream.json").read_bytes(), dict[str, Upstream])
 
 
 def bugs(reports: Path = REPORTS) -> list[Bug]:
@@ -278,7 +277,9 @@ def ledger(rows: Sequence[Bug]) -> str:
             subsystem=bug.upstream.subsystem,
             declared_bad=bug.scenario.status.bad,
             fixed_in=bug.scenario.status.first_good,
-            releases=tuple(bug.sightings[each] for each in sorted(bug.sightings, key=Version)),
+            releases=tuple(
+                bug.sightings[release] for release in sorted(bug.sightings, key=Version)
+            ),
             workarounds=tuple(_workaround(bug.scenario, arm) for arm in bug.scenario.workarounds),
         )
         for bug in rows

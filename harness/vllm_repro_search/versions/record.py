@@ -78,17 +78,16 @@ _DECIDED = (ReleaseResult.LIVES, ReleaseResult.DIES, ReleaseResult.SOMETIMES)
 _DOES = {Expected.ERRS: "answers wrongly", Expected.HANGS: "hangs", Expected.SPINS: "is never idle"}
 """The verb for a bug that is no crash."""
 
-_LISTED: Mapping[ReleaseResult, tuple[str, str]] = {
+_LISTED: Mapping[ReleaseResult | None, tuple[str, str]] = {
     ReleaseResult.FAILS_OTHERWISE: ("fails in another way", "fail in another way"),
     ReleaseResult.UNTRIGGERED: ("does not cross the boundary", "do not cross the boundary"),
     ReleaseResult.BOOT_FAILED: ("does not boot", "do not boot"),
     ReleaseResult.UNSUPPORTED: ("cannot run it here", "cannot run it here"),
     ReleaseResult.INFRA: ("could not be tried", "could not be tried"),
     ReleaseResult.UNDECIDED: ("is undecided", "are undecided"),
+    None: ("was not tried", "were not tried"),
 }
-"""For one release, and for several."""
-
-_NOT_TRIED = ("was not tried", "were not tried")
+"""For one release, and for several. None: also a release whose run did not have the arm."""
 
 
 class CrossedTrigger(msgspec.Struct, frozen=True):
@@ -129,7 +128,7 @@ class ReleaseArm(msgspec.Struct, frozen=True, kw_only=True):
     trials: tuple[ReleaseTrial, ...]
 
     @classmethod
-    def of(
+    def from_result(
         cls,
         result: ArmResult,
         fate: ReleaseResult,
@@ -241,7 +240,7 @@ def row_of(report: RunReport, version: str, declared: Standing, evidence: str | 
         vllm_version=reported,
         declared=declared,
         arms=tuple(
-            ReleaseArm.of(arm.counted, fate, arm.standing or declared, arm.trials)
+            ReleaseArm.from_result(arm.counted, fate, arm.standing or declared, arm.trials)
             for arm, fate in zip(report.arms, fates, strict=True)
         ),
         verdict=report.verdict,
@@ -263,7 +262,7 @@ def row_without_run(
         vllm_version=None,
         declared=scenario.status.standing(version),
         arms=tuple(
-            ReleaseArm.of(
+            ReleaseArm.from_result(
                 arm_result(arm.name, arm.expected, ()),
                 fate,
                 scenario.status_of(arm).standing(version),
@@ -396,15 +395,9 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
         clauses = [", ".join(f"{words[fate]} {joined(names)}" for fate, names in spans)]
         for listed, verbs in _LISTED.items():
             chosen = [version for version in versions if fates.get(version) is listed]
-            clauses.append(
-                _clause(
-                    chosen if listed is ReleaseResult.INFRA else ranges(chosen, versions), verbs
-                )
-            )
-        # This includes releases whose run did not have the arm.
-        clauses.append(
-            _clause([version for version in versions if version not in arms], _NOT_TRIED)
-        )
+            # A range would claim that the releases in it were tried.
+            untried = listed in (ReleaseResult.INFRA, None)
+            clauses.append(_clause(chosen if untried else ranges(chosen, versions), verbs))
         if against := [row.version for row in self.boots if name in row.surprises]:
             clauses.append(f"against what is declared: {joined(against)}")
         return "; ".join(clause for clause in clauses if clause)

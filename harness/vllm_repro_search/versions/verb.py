@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,14 @@ from vllm_repro.cli.common import add_common
 from vllm_repro.cli.options import add_run_options, job_from
 from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
+from vllm_repro.releases.known import RELEASES
 from vllm_repro.releases.sources import Source
+from vllm_repro.releases.versions import release_version
 from vllm_repro.report.build import build
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.job import Job, choice_of, repeat_command
 from vllm_repro.running.run import run_one
-from vllm_repro.scenario.catalogue import find, find_arms
+from vllm_repro.scenario.catalogue import find_arms
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.servers.docker_engine import connect
 from vllm_repro.servers.options import ServerOptions
@@ -30,10 +33,10 @@ from vllm_repro_search.boot_search import (
     UnfinishedSearch,
     begun,
     common_fields,
+    named_scenario,
     run_search,
     stream_of,
 )
-from vllm_repro_search.published import published_release
 from vllm_repro_search.versions.record import (
     ReleaseResult,
     ReleaseRow,
@@ -113,11 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.versions = ",".join(
             (*unfinished.head["versions"], *(releases(added) if added else ()))
         )
-    if not arguments.scenario:
-        raise UsageError(
-            "no SCENARIO is named", hint="vllm-repro list names them; vllm-repro versions --help"
-        )
-    scenario = find(arguments.scenario)
+    scenario = named_scenario(arguments, "versions")
     options = server_options(arguments)
     if arguments.versions is not None:
         versions = releases(arguments.versions)
@@ -194,6 +193,26 @@ def releases(text: str) -> tuple[str, ...]:
     return _sorted(map(published_release, words))
 
 
+def published_release(text: str) -> str:
+    """Return the full number of a release: `v0.28` gives `0.28.0`, like `release_version`.
+
+    Raises `UsageError` also for one that was never published.
+
+    Only final releases between the oldest and the newest of the list are checked.
+    """
+    known, requested = [*map(Version, RELEASES)], Version(version := release_version(text))
+    place = bisect(known, requested)
+    if (
+        requested not in known
+        and 0 < place < len(known)
+        and not requested.is_prerelease
+        and not requested.is_postrelease
+    ):
+        hint = f"the releases next to it are {known[place - 1]} and {known[place]}"
+        raise UsageError(f"there is no vLLM {version}", hint=hint)
+    return version
+
+
 def status_bounds(scenario: Scenario) -> tuple[str, ...]:
     """Return the first bad release, the release for trying the scenario, and the first good."""
     status = scenario.status
@@ -255,8 +274,6 @@ class ReleaseSweep(BootSearch[VersionMap, str]):
     `resume` takes over finished runs.
     """
 
-    shows_answer = False
-
     def __init__(self, job: Job, record: VersionMap) -> None:
         super().__init__(job, record)
         self._unfinished: UnfinishedSearch | None = None
@@ -272,6 +289,10 @@ class ReleaseSweep(BootSearch[VersionMap, str]):
     def next(self) -> Sequence[str]:
         """Return the releases to run next: all that are left on a cluster, else one."""
         return self.record.pending if self.job.elsewhere else self.record.pending[:1]
+
+    def answer_after(self, boot: ReleaseRow, *, several: bool) -> str:
+        """Print nothing: the run has printed its own result."""
+        return ""
 
     def describe(self, item: str, number: int) -> str:
         """Return the progress line of a release that begins."""

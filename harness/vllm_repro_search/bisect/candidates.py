@@ -1,4 +1,4 @@
-"""Commits of a checkout to bisect."""
+"""Candidates of a bisection: releases, or commits of a checkout."""
 
 from __future__ import annotations
 
@@ -6,21 +6,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_repro.errors import UsageError
-from vllm_repro.releases.sources import RUN, git, hash_of, version_of
+from vllm_repro.releases.sources import RUN, Source, git, hash_of, version_of
 from vllm_repro.releases.versions import release_version
 
 
-@dataclass(frozen=True, kw_only=True)
-class Commit:
-    """A git commit of vLLM."""
+@dataclass(frozen=True)
+class Candidate:
+    """One release or commit of vLLM that a bisection may boot."""
 
-    hash: str
-    # The author's, as `2026-05-01`.
-    date: str
-    title: str
+    label: str
+    # what `--vllm` takes
+    source: str
+    # of a commit
+    title: str = ""
+    # of the author, as in 2026-05-01
+    date: str = ""
+
+    @property
+    def vllm(self) -> Source:
+        """Return the source to boot: a commit of a checkout, or a release."""
+        checkout, _, commit = self.source.rpartition("@")
+        return (
+            Source(folder=Path(checkout), commit=commit)
+            if checkout
+            else Source(release=self.source)
+        )
 
 
-def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], int]:
+def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Candidate], int]:
     """Return the commits from `old` to `new` that change the server, and the number of the others.
 
     The oldest comes first. old, new: each a release or a commit. Only `vllm/` and its requirements
@@ -34,9 +47,11 @@ def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Commit], i
     printed = git(checkout, "log", "-1", fields, base)
     printed += git(checkout, "log", "--reverse", "--first-parent", fields, span, "--", *RUN)
     words = [line.split(" ", 2) for line in printed.decode(errors="replace").splitlines()]
-    commits = [Commit(hash=commit, date=date, title=title) for commit, date, title in words]
-    every = int(git(checkout, "rev-list", "--count", "--first-parent", span))
-    return commits, every + 1 - len(commits)
+    commits = [
+        Candidate(commit[:12], f"{checkout}@{commit}", title, date) for commit, date, title in words
+    ]
+    total = int(git(checkout, "rev-list", "--count", "--first-parent", span))
+    return commits, total + 1 - len(commits)
 
 
 def _end(checkout: Path, name: str) -> str:
