@@ -273,8 +273,8 @@ def access_lines(chance: random.Random, prefixes: list[str], count: int) -> Iter
 
 def padded(path: Path, chance: random.Random) -> bytes:
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    own = sorted(set(re.findall(r"^\(APIServer pid=\d+\) ", "\n".join(lines), re.MULTILINE)))
-    prefixes = chance.choice((own or [""], [*own, ""], [*own, "(APIServer pid=4242) "]))
+    servers = sorted(set(re.findall(r"^\(APIServer pid=\d+\) ", "\n".join(lines), re.MULTILINE)))
+    prefixes = chance.choice((servers or [""], [*servers, ""], [*servers, "(APIServer pid=4242) "]))
     places = sorted(chance.randrange(len(lines) + 1) for _ in range(3))
     for place in reversed(places):
         lines[place:place] = access_lines(chance, prefixes, chance.choice((30, 300, 600)))

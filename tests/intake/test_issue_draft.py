@@ -384,7 +384,9 @@ def test_a_draft_is_a_file_and_a_command_and_nothing_more(
     fixed = harness("draft", str(run), env=env)
     assert (fixed.status, "gh issue" in fixed.out) == (0, False)
     assert "No command: the bug is declared fixed in >=0.24.0" in fixed.out
-    unfixed = [replace(one, status=replace(one.status, good="")) for one in all_scenarios()]
+    unfixed = [
+        replace(scenario, status=replace(scenario.status, good="")) for scenario in all_scenarios()
+    ]
     monkeypatch.setattr("vllm_repro_intake.run_draft.all_scenarios", lambda **_: unfixed)
     done = harness("draft", str(run), env=env)
     assert done.status == 0, done.err
