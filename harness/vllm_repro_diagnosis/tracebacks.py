@@ -97,8 +97,8 @@ class Raised:
         """Return True if the program went on: a thread that is not vLLM's, or a destructor."""
         files = (frame.file for frame in self.frames)
         thread = self.headline.startswith("Exception in thread ")
-        own = any("vllm" in file for file in files)
-        return (thread and not own) or self.headline.startswith("Exception ignored in")
+        in_vllm = any("vllm" in file for file in files)
+        return (thread and not in_vllm) or self.headline.startswith("Exception ignored in")
 
     @property
     def of_other_program(self) -> bool:
@@ -307,7 +307,6 @@ class OpenTraceback:
     last_line: float
     functions: tuple[str, ...]
     headline: str
-    time: str
 
 
 @dataclass(slots=True)
@@ -336,7 +335,6 @@ class _Transcript:
             last_line=self.line.number,
             functions=functions,
             headline=headline,
-            time=self.line.stamp,
         )
 
 

@@ -17,6 +17,7 @@ from vllm_repro_diagnosis.boot_facts import (
 )
 from vllm_repro_diagnosis.life_signs import ServerLife, SignKind
 from vllm_repro_diagnosis.log_text import read_lines
+from vllm_repro_diagnosis.outside import Meaning
 
 API = "(APIServer pid=1) INFO 11-20 08:24:30 [a.py:1] "
 ANSWER = 'INFO:     1.2.3.4:5 - "POST /v1/completions HTTP/1.1" 200 OK'
@@ -49,7 +50,7 @@ def life_of(*lines: str) -> ServerLife:
         (API + "[shutdown] API server: shutdown triggered", SignKind.STOP_ASKED),
         ("INFO:     Shutting down", SignKind.SHUTDOWN),
         ("INFO:     Shutting down ", SignKind.SHUTDOWN),
-        ("Killed ", SignKind.BY_SIGNAL),
+        ("Killed ", Meaning.KILLED),
         ("EngineCore encountered a fatal error. ", SignKind.FATAL),
         (
             "[rank1]:[E8 P.cpp:1] watchdog thread terminated with exception: CUDA error",
@@ -230,7 +231,7 @@ def test_an_engine_survived_what_three_answers_follow(answers: int, line: int) -
 def test_the_environment_is_not_the_servers(end: str) -> None:
     quoted = ["Killed", "kv_connector='X'", end, "Killed", "kv_connector='Y'"]
     life = life_of("Collecting environment information...", *quoted)
-    assert (life.first[SignKind.BY_SIGNAL].line, life.connector) == (5, "Y")
+    assert (life.first[Meaning.KILLED].line, life.connector) == (5, "Y")
 
 
 def test_a_traceback_in_the_environment_is_no_prose() -> None:
@@ -315,19 +316,12 @@ def test_a_headless_rank_names_its_version_too() -> None:
         ),
         ("Using HND KV cache layout for CPU_ATTN backend.", "attention_backend", "CPU_ATTN"),
         ("Using Flash Attention backend on V1 engine.", "attention_backend", "Flash Attention"),
-        ("TQ hybrid: full-attention layers [3, 7, 11]", "tq_hybrid_layers", (3, 7, 11)),
-        ("TQ hybrid: full-attention layers []", "tq_hybrid_layers", ()),
         ("GPU + host KV cache size: 145,274 tokens", "kv_cache_tokens", 145_274),
         ("Graph capturing finished in 3 secs, took 0.21 GiB", "graphs_captured", True),
         (
             "Chunked prefill is enabled with max_num_batched_tokens=4096.",
             "max_num_batched_tokens",
             4096,
-        ),
-        (
-            "Model Runner V2 requires Triton; using the V1 model runner instead.",
-            "runner_note",
-            "Model Runner V2 requires Triton; using the V1 model runner instead.",
         ),
         (
             "Initializing a V1 LLM engine (v0.20.2rc1.dev35+g4845aee6b) with config: x",
