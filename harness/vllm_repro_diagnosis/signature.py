@@ -98,17 +98,17 @@ def _compare_link(signature: Signature, link: Root, phase: Phase | None) -> Like
     message_agrees = match is not None if signature.message else not message
     name, expected_name = bare_name(link.raised.exception), bare_name(signature.exception)
     same_class = not link.class_known or name == expected_name
-    wrong = []
-    if not same_class:
-        wrong.append(f"{name} is not {expected_name}")
-    if not message_agrees and signature.message:
-        wrong.append("the message differs")
-    elif not message_agrees:
-        wrong.append("this exception has a message and the bug's has none")
+    message_wrong = "this exception has a message and the bug's has none"
+    if signature.message:
+        message_wrong = "the message differs"
     frames_agree, frames_wrong = _compare_frames(signature, link.frames)
-    wrong += frames_wrong
-    if not _same_phase(signature.phase, phase):
-        wrong.append(f"it died in phase {phase}, not {signature.phase}")
+    differences = {
+        f"{name} is not {expected_name}": not same_class,
+        message_wrong: not message_agrees,
+        **dict.fromkeys(frames_wrong, True),
+        f"it died in phase {phase}, not {signature.phase}": not _same_phase(signature.phase, phase),
+    }
+    wrong = [difference for difference, holds in differences.items() if holds]
     captured = {name: value for name, value in match.groupdict().items() if value} if match else {}
     # A template of holes alone agrees with any message.
     telling = bool(_HOLE.sub("", signature.message).strip())

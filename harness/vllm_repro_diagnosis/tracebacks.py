@@ -150,7 +150,7 @@ def shorten(path: str) -> str:
 _EGG = re.compile(r"^[^/]+\.egg/")
 _CLIENTS = ("openai/", "requests/", "aiohttp/", "httpx/")
 _THROWN = re.compile(r"terminate called after throwing an instance of '([\w:]+)'")
-_WHAT = re.compile(r"\s*what\(\):\s+(.*)")
+_WHAT = re.compile(r"^\s*what\(\):\s+(.*)")
 _NATIVE = tuple(
     (name, re.compile(wordings))
     for name, wordings in (
@@ -382,27 +382,23 @@ class Finder:
 
     def _read_native(self, line: Line) -> None:
         """Read an exception of C++ code without a traceback: of NCCL's watchdog, or uncaught."""
-        exception, message = "", None
         if match := _THROWN.search(line.text):
             self._thrown = match[1]
-        elif self._thrown and (match := _WHAT.match(line.text)):
-            exception, message = self._thrown, match[1]
-        else:
-            for name, wordings in _NATIVE:
-                if match := wordings.search(line.text):
-                    exception, message = name, match[match.lastindex or 0]
-                    break
-        if message is not None and self._natives < _MOST_NATIVE:
-            self._natives += 1
-            raised = Raised(
-                exception=exception,
-                message=message.strip(),
-                process=line.process,
-                first_line=line.number,
-                native=True,
-                time=line.stamp,
-            )
-            self._raised.append(raised)
+            return
+        rows = ((self._thrown, _WHAT), *_NATIVE) if self._thrown else _NATIVE
+        for name, wordings in rows:
+            if (match := wordings.search(line.text)) and self._natives < _MOST_NATIVE:
+                self._natives += 1
+                raised = Raised(
+                    exception=name,
+                    message=match[match.lastindex or 0].strip(),
+                    process=line.process,
+                    first_line=line.number,
+                    native=True,
+                    time=line.stamp,
+                )
+                self._raised.append(raised)
+                return
 
     def unfinished(self) -> tuple[OpenTraceback, ...]:
         """Return the tracebacks that processes had not finished in their last lines."""

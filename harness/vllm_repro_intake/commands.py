@@ -415,17 +415,12 @@ def _listed(block: Block, model: str) -> Iterator[ReportedCommand]:
             or any(re.match(r"--model(?:=|$)", word) for word in arguments)
         )
         head = ["docker", "run", *boxed, image] if image else [*settings, "vllm", "serve"]
-        head += [] if named or not model else ["--model", model]
+        if model and not named:
+            head += ["--model", model] if image else [model]
         try:
             command = parse(_ON_OR_OFF.sub(_switched, shlex.join([*head, *arguments])))
         except CommandError:
             continue
-        if not image and not named and model:
-            command = replace(
-                command,
-                flags=tuple(flag for flag in command.flags if flag.name != "--model"),
-                model_argument=model,
-            )
         part = "" if image or named or end else " list of arguments, perhaps a part of them"
         yield ReportedCommand(command, shortened(" ".join(words)), how + part, block.above)
 

@@ -88,7 +88,7 @@ FRAME = HEAD + '  File "a.py", line 1, in f\n    g()\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "exceptions"),
     [
         (CHAIN, [("RuntimeError", "second", ("outer",))]),
         (TWO_PROCESSES, [("RuntimeError", "l", ("left",)), ("RuntimeError", "r", ("right",))]),
@@ -121,8 +121,10 @@ FRAME = HEAD + '  File "a.py", line 1, in f\n    g()\n'
         ),
     ],
 )
-def test_the_exceptions_in_a_text(text: str, found: list[tuple[str, str, tuple[str, ...]]]) -> None:
-    assert [shown(raised) for raised in find_raised(text)] == found
+def test_the_exceptions_in_a_text(
+    text: str, exceptions: list[tuple[str, str, tuple[str, ...]]]
+) -> None:
+    assert [shown(raised) for raised in find_raised(text)] == exceptions
 
 
 def test_a_chain_keeps_its_order_and_kind() -> None:

@@ -295,7 +295,7 @@ def test_the_release(text: str, release: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "flags", "needs"),
+    ("text", "flags", "needs"),
     [
         ("GPU: NVIDIA GeForce RTX 5080", "", "1 GPU, 16 GB each"),
         ("On 8x H20 141GB", "-tp 4", "4 GPUs, 141 GB each"),
@@ -312,8 +312,8 @@ def test_the_release(text: str, release: str) -> None:
         ),
     ],
 )
-def test_hardware(said: str, flags: str, needs: str) -> None:
-    assert str(checked(drafted(f"{SERVE} {flags}\n\n{said}")).needs) == needs
+def test_hardware(text: str, flags: str, needs: str) -> None:
+    assert str(checked(drafted(f"{SERVE} {flags}\n\n{text}")).needs) == needs
 
 
 SHAPE = (
