@@ -290,20 +290,27 @@ def test_a_real_boot(version: str) -> None:
     assert facts.args["load_format"] == "dummy"
 
 
-def test_what_a_platform_turned_off_is_off() -> None:
-    """The API server logs before its platform does; EngineCore's list comes after."""
-    facts = facts_of(
-        "Chunked prefill is enabled with max_num_batched_tokens=4096.\n"
-        "Initializing a V1 LLM engine (v0.32.0) with config: model='m', "
-        "enable_prefix_caching=False, enable_chunked_prefill=False, x=1\n"
-    )
-    assert (facts.chunked_prefill, facts.prefix_caching) == (False, False)
-    assert facts_of(recording("v0.32.0-boot")).prefix_caching is True
+# The API server logs before its platform does; EngineCore's list comes after.
+TURNED_OFF = (
+    "Chunked prefill is enabled with max_num_batched_tokens=4096.\n"
+    "Initializing a V1 LLM engine (v0.32.0) with config: model='m', "
+    "enable_prefix_caching=False, enable_chunked_prefill=False, x=1\n"
+)
+HEADLESS_RANK = recording("v0.32.0-two-ranks-worker1-killed-rank1")
 
 
-def test_a_headless_rank_names_its_version_too() -> None:
-    facts = facts_of(recording("v0.32.0-two-ranks-worker1-killed-rank1"))
-    assert (facts.vllm_version, facts.ready) == ("0.32.0", False)
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        (TURNED_OFF, "chunked_prefill", False),
+        (TURNED_OFF, "prefix_caching", False),
+        (recording("v0.32.0-boot"), "prefix_caching", True),
+        (HEADLESS_RANK, "vllm_version", "0.32.0"),
+        (HEADLESS_RANK, "ready", False),
+    ],
+)
+def test_a_fact_of_a_boot(text: str, field: str, value: object) -> None:
+    assert getattr(facts_of(text), field) == value
 
 
 @pytest.mark.parametrize(

@@ -565,9 +565,8 @@ PASTED_TQ, PASTED_SCO = pasted("tq-chunked-prefill"), pasted("sco-hybrid")
 STEPS = ("schedule", "allocate_slots", "get_new_blocks")
 
 
-@pytest.mark.parametrize(
-    ("signature", "text"),
-    [
+LIKENESSES = {
+    How.MATCH: [
         (TQ, WHOLE),
         (TQ, WHOLE + "\n" + engine_wrapper(CONTINUED)),
         (TQ, engine_wrapper(CONTINUED)),
@@ -579,14 +578,7 @@ STEPS = ("schedule", "allocate_slots", "get_new_blocks")
         # White space, quotes and line breaks do not count.
         (DSV4, pasted("dsv4-tp2").replace("'", "\u2019").replace("requires ", "requires\n   ")),
     ],
-)
-def test_a_match(signature: Signature, text: str) -> None:
-    assert compare(signature, diagnose(text)).how is How.MATCH
-
-
-@pytest.mark.parametrize(
-    ("signature", "text"),
-    [
+    How.NEAR: [
         (TQ, worker_block("AssertionError", CONTINUED, "forward", "get_simultaneous")),
         (TQ, worker_block("AssertionError", "something else", *TQ.frames)),
         (TQ, OTHER_CLASS),
@@ -595,14 +587,7 @@ def test_a_match(signature: Signature, text: str) -> None:
         (MTP, worker_block("RuntimeError", MTP.message + " unless.", "_dummy_run", "_suppress")),
         (SCO, PASTED_SCO.replace("curr_block is not None", "self.num_free_blocks >= n")),
     ],
-)
-def test_half_of_it_is_near(signature: Signature, text: str) -> None:
-    assert compare(signature, diagnose(text)).how is How.NEAR
-
-
-@pytest.mark.parametrize(
-    ("signature", "text"),
-    [
+    How.OTHER: [
         (TQ, worker_block("ValueError", CONTINUED, "forward")),
         # Relatives of the bare assertion.
         (SCO, worker_block("ValueError", "Cannot get 5 free blocks from the pool", *STEPS)),
@@ -622,9 +607,15 @@ def test_half_of_it_is_near(signature: Signature, text: str) -> None:
             for block in ("", worker_block("AssertionError", message, *functions) + "\n")
         ),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "signature", "text"),
+    [(how, *row) for how, rows in LIKENESSES.items() for row in rows],
 )
-def test_another_death(signature: Signature, text: str) -> None:
-    assert compare(signature, diagnose(text)).how is How.OTHER
+def test_how_a_death_compares(how: How, signature: Signature, text: str) -> None:
+    assert compare(signature, diagnose(text)).how is how
 
 
 @pytest.mark.parametrize(
@@ -729,7 +720,4 @@ CLOSED = (
 )
 def test_nodes_that_a_death_began_with(head: str, other: str, ranks: tuple[int, ...]) -> None:
     assert failed_nodes({0: diagnose(head), 1: diagnose(other)}, FORWARD_PREFILL) == ranks
-
-
-def test_one_node_has_no_failed_nodes() -> None:
     assert failed_nodes({}, FORWARD_PREFILL) == ()

@@ -264,6 +264,35 @@ WHOLE = [
         "number of the issue is not stated;related=",
         'issue="vllm',
     ),
+    (
+        "docker run reg.corp.internal:5000/vllm:v0.23.0 --model a/b --served-model-name ${NAME}",
+        (
+            "GAP: the image is of a private registry: --image names another one"
+            ";GAP: the value of ${NAME} is not stated"
+        ),
+        "reg.corp",
+    ),
+    # guesses, and the trigger that follows from the sizes
+    ('LLM(model="a/b", seed=os.getpid())', "the value of 'seed' in that call is not a", ""),
+    (
+        "vllm serve /models/x --enforce-eager\n\nModel: org/public",
+        'the public model: “Model: org/public”;"org/public",',
+        "",
+    ),
+    (
+        f"{SERVE} --max-model-len 1000\n\nA prompt of 5000 tokens kills it.",
+        "left out, as it exceeds --max-model-len 1000: a prompt of 5,000;chat(prompt=100,",
+        "prompt=5000",
+    ),
+    (
+        f"{SERVE}\n\nWith --enforce-eager it works sometimes, still crashes at night.",
+        "“With --enforce-eager it works sometimes, still crashes at night.”",
+        "with_flags",
+    ),
+    (f"{SERVE}\n\nA prompt of 5000 tokens, in chunks.", "chunked_prefill(chunks=2),", ""),
+    (f"{SERVE}\n\nA prompt of 5000 tokens.", " trigger=unstated(),", ""),
+    (f"{SERVE}\n\nA prompt of 4096 tokens.", " trigger=unstated(),", ""),
+    ("vllm serve a/b\n\nA prompt of 50 tokens.", " trigger=unstated(),", ""),
 ]
 LOADS = [
     (f"{BENCH} --num-prompts 3\n```", 3),

@@ -355,10 +355,7 @@ STRANGER = replace(DIED, scenario="stranger", issue="o/r#1", related=("o/r#2",))
 )
 def test_duplicates(run: RunReport, issues: list[str]) -> None:
     assert duplicates(run, all_scenarios()) == issues
-
-
-def test_a_crash_of_another_open_scenario_is_a_duplicate() -> None:
-    assert CHUNKED in duplicates(OTHER, all_scenarios())
+    assert CHUNKED in duplicates(OTHER, all_scenarios()), "a crash of another open scenario"
 
 
 def run_of(example: Path, folder: Path) -> Path:

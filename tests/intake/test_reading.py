@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.golden_files import missing
 from tests.intake.texts import ISSUES, SERVE, checked, drafted
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import UsageError
@@ -137,12 +136,8 @@ def test_every_form_gives_the_command(text: str, command: str) -> None:
     assert {flag.name: "".join((flag.text or "").split()) for flag in drafted_command.flags} == {
         flag.name: "".join((flag.text or "").split()) for flag in expected.flags
     }
-    for name in ("model", "env", "container"):
-        assert getattr(drafted_command, name) == getattr(expected, name)
-
-
-def test_what_is_no_literal_is_a_gap() -> None:
-    assert "the value of 'seed' in that call is not a literal" in drafted(PYTHON).gaps
+    assert drafted_command.model == expected.model
+    assert (drafted_command.env, drafted_command.container) == (expected.env, expected.container)
 
 
 @pytest.mark.parametrize(
@@ -196,21 +191,6 @@ def test_what_check_refuses_is_left_out_and_named() -> None:
     assert (command.env, len(command.flags)) == ((("VLLM_USE_V1", "1"),), 1)
     for name in ("--api-key", "--swap-space", "--max-mode-len", "--sw", "LD_PRELOAD"):
         assert any("left out" in guess and name in guess for guess in made.guesses), name
-
-
-def test_what_a_draft_cannot_hold_is_a_gap() -> None:
-    made = drafted(
-        "docker run reg.corp.internal:5000/vllm:v0.23.0 --model a/b --served-model-name ${NAME}"
-    )
-    assert "reg.corp" not in made.text
-    assert (
-        missing(
-            made.gaps,
-            "the image is of a private registry: --image names another one",
-            "the value of ${NAME} is not stated",
-        )
-        == []
-    )
 
 
 HEADS = [
@@ -343,12 +323,6 @@ def test_the_model_is_stated_or_known_or_a_gap(
     assert stated == bool(closed)
 
 
-def test_a_public_name_of_a_model_is_taken_with_a_guess() -> None:
-    made = drafted("vllm serve /models/x --enforce-eager\n\nModel: org/public")
-    assert checked(made).model.name == "org/public"
-    assert any("org/public" in guess for guess in made.guesses)
-
-
 @pytest.mark.parametrize(
     ("title", "expected"),
     [
@@ -461,25 +435,6 @@ def test_requests_as_sent() -> None:
 def test_no_request_has_a_prompt_of_0_tokens(text: str) -> None:
     steps: Any = checked(drafted(f"{SERVE}\n\n{text}")).workload
     assert all(step.prompt or step.fields for step in steps)
-
-
-def test_a_prompt_that_does_not_fit_is_left_out() -> None:
-    made = drafted(f"{SERVE} --max-model-len 1000\n\nA prompt of 5000 tokens kills it.")
-    assert [str(step) for step in checked(made).workload] == ["chat/completions of 100 tokens"]
-    assert any("exceeds --max-model-len 1000" in guess for guess in made.guesses)
-
-
-@pytest.mark.parametrize(
-    ("text", "trigger"),
-    [
-        (f"{SERVE}\n\nA prompt of 5000 tokens, in chunks.", "chunked_prefill(chunks=2)"),
-        (f"{SERVE}\n\nA prompt of 5000 tokens.", "unstated()"),
-        (f"{SERVE}\n\nA prompt of 4096 tokens.", "unstated()"),
-        ("vllm serve a/b\n\nA prompt of 50 tokens.", "unstated()"),
-    ],
-)
-def test_the_trigger_follows_from_the_sizes(text: str, trigger: str) -> None:
-    assert f" trigger={trigger},\n" in drafted(text).text
 
 
 def curl_with(prompt: str) -> str:
@@ -619,11 +574,6 @@ def test_a_tried_workaround_with_a_clear_result_is_an_arm(words: str, arms: dict
     tried = checked(made).arms[1:]
     assert {" and ".join(map(str, arm.edits)): str(arm.expected) for arm in tried} == arms
     assert words in made.text or not tried
-
-
-def test_an_unclear_result_is_quoted() -> None:
-    words = "With --enforce-eager it works sometimes, still crashes at night."
-    assert any(words in guess for guess in drafted(f"{SERVE}\n\n{words}").guesses)
 
 
 SEEDS = {
