@@ -121,6 +121,18 @@ FORMS = {
             "--no-enable-prefix-caching;--max-num-seqs 9",
             "",
         ),
+        (
+            "repository: vllm/vllm-openai\ntag: v0.20.0\nargs: [--model, a/b, --seed, '1']",
+            "vllm/vllm-openai:v0.20.0;--seed 1",
+            "",
+        ),
+        (
+            "modelURL: a/b\nvllmConfig:\n  maxNumSeqs: 9\n  extraArgs: ['--seed', '1']",
+            "serve a/b;--max-num-seqs 9;--seed 1",
+            "",
+        ),
+        ('LLM(model=os.environ.get("M", "a/b"), seed=3)', "serve a/b;--seed=3", "literal"),
+        ("A=1; export VLLM_B=2\nvllm serve a/b --seed 1", "VLLM_B=2;--seed 1", ""),
         ('name = "a/b"\nn = 2\nLLM(model=name, tensor_parallel_size=n)', "a/b;-tp=2", "literal"),
         ('import os\nos.environ["VLLM_A"] = "1"\nLLM("a/b", seed=3)', "VLLM_A=1", ""),
     ],
@@ -271,6 +283,22 @@ WHOLE = [
             ";GAP: the value of ${NAME} is not stated"
         ),
         "reg.corp",
+    ),
+    # a body alone, and an endpoint alone
+    (
+        f'{SERVE}\n\nFor /v1/embeddings:\n\n```\n{{"input": "hi"}}\n```',
+        'path="/v1/embeddings", body={"input": "hi"}',
+        "",
+    ),
+    (
+        f'{SERVE}\n\n```\n{{"messages": [{{"role": "user", "content": "hi"}}]}}\n```',
+        'path="/v1/chat/completions", body={"messages"',
+        "",
+    ),
+    (
+        f"{SERVE}\n\nIt dies after some embedding requests.",
+        'request 1: its body was not read;"/v1/embeddings", body={"input": "hello"}',
+        "",
     ),
     # guesses, and the trigger that follows from the sizes
     ('LLM(model="a/b", seed=os.getpid())', "the value of 'seed' in that call is not a", ""),
