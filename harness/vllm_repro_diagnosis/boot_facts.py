@@ -107,6 +107,7 @@ _IN_FORCE = re.compile(r"\benable_(chunked_prefill|prefix_caching)=(True|False)\
 
 
 def _last_group(match: re.Match[str]) -> str:
+    """Return the group that matched, of a pattern with one group for each wording."""
     return match[match.lastindex or 0]
 
 

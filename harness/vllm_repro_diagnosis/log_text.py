@@ -163,10 +163,11 @@ _LEVEL_AT = 120
 _LEVELS = {
     "WARN": "WARNING",
     "FATAL": "CRITICAL",
+    # of torch
     "D": "DEBUG",
     "I": "INFO",
     "W": "WARNING",
-    "E": "ERROR",  # of torch
+    "E": "ERROR",
 }
 
 _RECORD = (
