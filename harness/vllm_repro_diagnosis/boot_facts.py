@@ -26,8 +26,6 @@ class BootFacts:
     # as the server prints it, nightlies with their commit (`0.20.2rc1.dev35+g4845aee6b`)
     vllm_version: str | None = None
     attention_backend: str | None = None
-    # full-attention layers that TurboQuant lists in a hybrid model
-    tq_hybrid_layers: tuple[int, ...] = ()
     # capacity of the pool
     kv_cache_tokens: int | None = None
     # the capture finished, so the workspace was locked after it
@@ -40,8 +38,6 @@ class BootFacts:
     prefix_caching: bool | None = None
     # largest chunk of a prompt in one step
     max_num_batched_tokens: int | None = None
-    # vLLM's sentence about its model runner
-    runner_note: str | None = None
     # bytes, as VLLM_DEBUG_WORKSPACE=1 prints them; the largest of several workspaces
     workspace_locked: int | None = None
     # a backend reserved room there before the first request
@@ -106,41 +102,55 @@ _OTHER_RELEASE = re.compile(
     r"|earlier|older|unaffected|fixed|not in|no longer)\b"
 )
 """Words beside a release that is not the reporter's, or that lives."""
-_BACKEND = re.compile(
-    r"Using (\w+) attention backend|KV cache layout for (\w+) backend"
-    r"|Using (Flash Attention|Triton|FlashInfer) backend"
-)
-_TQ_LAYERS = re.compile(r"TQ hybrid: full-attention layers \[([\d, ]*)\]")
-_KV_TOKENS = re.compile(r"KV cache size\s*[:=] ?(\d[\d,]*) tokens")
 _CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")
 _IN_FORCE = re.compile(r"\benable_(chunked_prefill|prefix_caching)=(True|False)\b")
-_GRAPH_MODE = re.compile(r"'cudagraph_mode': (?:<CUDAGraphMode\.(\w+)|'(\w+)')")
-_RUNNER = re.compile(r"Model Runner V2\b|V2 model runner|V1 model runner")
-_LOCKED = re.compile(r"Workspace locked\. Current sizes: \[([\d., e+-]*)\]")
-_OFFLOAD = re.compile(r"SimpleCPUOffloadScheduler: Allocating (\d+) (?:CPU|offload) blocks")
+
+
+def _last_group(match: re.Match[str]) -> str:
+    """Return the group that matched, of a pattern with one group for each wording."""
+    return match[match.lastindex or 0]
+
+
 _FACTS: tuple[tuple[str, re.Pattern[str], str, Callable[[re.Match[str]], object]], ...] = (
-    ("backend", _BACKEND, "attention_backend", lambda match: match[match.lastindex or 0]),
     (
-        "TQ hybrid",
-        _TQ_LAYERS,
-        "tq_hybrid_layers",
-        lambda match: tuple(int(layer) for layer in match[1].split(",") if layer.strip()),
+        "backend",
+        re.compile(
+            r"Using (\w+) attention backend|KV cache layout for (\w+) backend"
+            r"|Using (Flash Attention|Triton|FlashInfer) backend"
+        ),
+        "attention_backend",
+        _last_group,
     ),
     (
         "KV cache size",
-        _KV_TOKENS,
+        re.compile(r"KV cache size\s*[:=] ?(\d[\d,]*) tokens"),
         "kv_cache_tokens",
         lambda match: int(match[1].replace(",", "")),
     ),
-    ("cudagraph_mode", _GRAPH_MODE, "cudagraph_mode", lambda match: match[match.lastindex or 0]),
-    ("unner", _RUNNER, "runner_note", lambda match: match.string.strip()),
+    (
+        "cudagraph_mode",
+        re.compile(r"'cudagraph_mode': (?:<CUDAGraphMode\.(\w+)|'(\w+)')"),
+        "cudagraph_mode",
+        _last_group,
+    ),
     (
         "WORKSPACE DEBUG",
-        _LOCKED,
+        re.compile(r"Workspace locked\. Current sizes: \[([\d., e+-]*)\]"),
         "workspace_locked",
         lambda match: _locked_bytes(match[1]),
     ),
-    ("SimpleCPUOffload", _OFFLOAD, "offload_blocks", lambda match: int(match[1])),
+    (
+        "WORKSPACE DEBUG",
+        re.compile(":_reserve_workspace'"),
+        "workspace_reserved",
+        lambda _: True,
+    ),
+    (
+        "SimpleCPUOffload",
+        re.compile(r"SimpleCPUOffloadScheduler: Allocating (\d+) (?:CPU|offload) blocks"),
+        "offload_blocks",
+        lambda match: int(match[1]),
+    ),
 )
 """A fixed word in the line, the pattern to search then, the fact, and its value."""
 _STATEMENTS: tuple[tuple[str, str, bool], ...] = (
@@ -210,8 +220,6 @@ class BootReader:
         for words, name, value in _STATEMENTS:
             if words in text:
                 self._set(name, value)
-        if "WORKSPACE DEBUG" in text and ":_reserve_workspace'" in text:
-            self._set("workspace_reserved", True)
         if "Chunked prefill" in text and (match := _CHUNKED.search(text)):
             self._set("chunked_prefill", True)
             self._facts["max_num_batched_tokens"] = int(
@@ -254,20 +262,22 @@ def _args_in(text: str) -> dict[str, object]:
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}
 
 
-def boot_facts(lines: Iterable[Line]) -> BootFacts:
-    """Return the boot facts in a log."""
+def _read(lines: Iterable[Line]) -> BootReader:
+    """Return a reader that has taken the lines."""
     reader = BootReader()
     for line in lines:
         reader.feed(line)
-    return reader.facts()
+    return reader
+
+
+def boot_facts(lines: Iterable[Line]) -> BootFacts:
+    """Return the boot facts in a log."""
+    return _read(lines).facts()
 
 
 def evidence_in(lines: Iterable[Line]) -> Evidence:
     """Return the kind of evidence of this log's server: GPU, CPU, lab, rehearsal or unknown."""
-    reader = BootReader()
-    for line in lines:
-        reader.feed(line)
-    return reader.evidence
+    return _read(lines).evidence
 
 
 _DUMP = "SchedulerOutput("

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -28,9 +29,16 @@ from vllm_repro_diagnosis.engine_code import (
     warming_up,
 )
 from vllm_repro_diagnosis.evidence import Evidence
-from vllm_repro_diagnosis.life_signs import HANDLER_FAILED, THROWN, ServerLife, Sign, SignKind
+from vllm_repro_diagnosis.life_signs import (
+    HANDLER_FAILED,
+    THROWN,
+    AnySign,
+    ServerLife,
+    Sign,
+    SignKind,
+)
 from vllm_repro_diagnosis.log_text import shown
-from vllm_repro_diagnosis.outside import names_other_only
+from vllm_repro_diagnosis.outside import Meaning, names_other_only
 from vllm_repro_diagnosis.root_cause import Root, find_root
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
@@ -117,7 +125,7 @@ class _Case:
     # the caller stopped the server itself; None if unknown
     we_terminated: bool | None
 
-    def line(self, *kinds: SignKind) -> float | None:
+    def line(self, *kinds: AnySign) -> float | None:
         """Return the number of the first line with a sign of one of these kinds, or None."""
         return _first(*(self.life.line_of(kind) for kind in kinds))
 
@@ -260,11 +268,11 @@ def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
 
 _BREAK = "\n"
 _QUOTE = 200
-_CAUSES = (SignKind.OOM_KILLED, SignKind.OOM_NAMED, SignKind.TROUBLE, SignKind.BY_SIGNAL)
+_CAUSES = (SignKind.OOM_KILLED, SignKind.OOM_NAMED, Meaning.TROUBLE, Meaning.KILLED)
 """Signs of other programs that explain why a process ended."""
 _ENDS = (
     *(SignKind.FATAL, SignKind.BOOT_FAILED, SignKind.WORKER_DIED, SignKind.ENGINE_GONE),
-    *(SignKind.ENGINE_DEAD, SignKind.NATIVE_CRASH, SignKind.OOM_KILLED, SignKind.BY_SIGNAL),
+    *(SignKind.ENGINE_DEAD, SignKind.NATIVE_CRASH, SignKind.OOM_KILLED, Meaning.KILLED),
 )
 
 
@@ -299,9 +307,24 @@ def _lives(why: str, phase: Phase | None = None, *, open_end: bool = False) -> D
     return Diagnosis(died=False, why=why, phase=phase, open_end=open_end)
 
 
-def _undecided(why: str, root: Root | None = None, phase: Phase | None = None) -> Diagnosis:
+def _undecided(why: str, phase: Phase | None = None) -> Diagnosis:
     """Return the diagnosis that the text does not show whether the engine died, and why not."""
-    return Diagnosis(died=None, why=why, root=root, phase=phase)
+    return Diagnosis(died=None, why=why, phase=phase)
+
+
+def _by_exception(
+    died: bool | None, why: str, root: Root | None, phase: Phase | None = None
+) -> Diagnosis:
+    """Return a diagnosis whose sentence ends with the exception. died: None if undecided."""
+    return Diagnosis(died=died, why=f"{why}: {_named(root)}.", root=root, phase=phase)
+
+
+def _by_first_line(case: _Case, meanings: Mapping[AnySign, str]) -> Diagnosis | None:
+    """Return "cannot tell" with the line of the first of these signs that the log has."""
+    for kind, meaning in meanings.items():
+        if sign := case.life.first.get(kind):
+            return _undecided(f"{meaning}: {sign.text}")
+    return None
 
 
 def _refused(case: _Case) -> Diagnosis | None:
@@ -309,8 +332,7 @@ def _refused(case: _Case) -> Diagnosis | None:
     life = case.life
     if life.usage is None or life.ready or SignKind.FATAL in life:
         return None
-    why = "The command line was refused: no engine was started, so none died."
-    return _lives(why, Phase.BOOT)
+    return _lives("The command line was refused: no engine was started, so none died.", Phase.BOOT)
 
 
 def _by_kernel(case: _Case) -> Diagnosis | None:
@@ -318,8 +340,9 @@ def _by_kernel(case: _Case) -> Diagnosis | None:
     killed = case.life.first.get(SignKind.OOM_KILLED)
     if killed is None or case.cause is not None or _before(case.stop_asked, killed.line):
         return None
-    why = "The kernel killed a process of this server because memory ran out"
-    return _died(f"{why}: {killed.text}")
+    return _died(
+        f"The kernel killed a process of this server because memory ran out: {killed.text}"
+    )
 
 
 def _last_words(case: _Case) -> Diagnosis | None:
@@ -349,15 +372,17 @@ def _last_words(case: _Case) -> Diagnosis | None:
             return None
         gone = case.line(SignKind.WORKER_DIED, SignKind.FATAL)
         if _before(case.line(SignKind.WORKER_STOPPED), gone):
-            why = "A signal stopped a worker and EngineCore gave up; this log does not show who "
-            return _undecided(why + "sent it.")
+            return _undecided(
+                "A signal stopped a worker and EngineCore gave up; this log does not show who sent "
+                "it."
+            )
         if worker is not None:
             why = f"A worker process ended without an exception: {worker.text}"
             return replace(_died(why + _signal_suffix(worker.text)), lost_worker=True)
     if SignKind.FATAL in life and (not case.paste or root is not None):
-        return _died(f"EngineCore met a fatal error: {_named(root)}.", root)
+        return _by_exception(True, "EngineCore met a fatal error", root)
     if worker is not None and not case.ordered:
-        return _died(f"A worker process ended: {_named(cause)}.", cause)
+        return _by_exception(True, "A worker process ended", cause)
     return None
 
 
@@ -413,13 +438,12 @@ def _silent_end(case: _Case) -> Diagnosis | None:
     handlers = (raised for raised in case.raised if raised.headline == HANDLER_FAILED)
     handler = next((raised for raised in handlers if not raised.of_dead_engine), None)
     if handler is not None and SignKind.ENGINE_GONE not in life:
-        root = Root(raised=handler)
-        why = f"The API server can take no more answers from its engine: {_named(root)}."
-        return _died(why, root)
+        why = "The API server can take no more answers from its engine"
+        return _by_exception(True, why, Root(raised=handler))
     cause = case.cause
     if cause is not None and life.survived_until < cause.raised.first_line < case.engine_missing:
-        why = f"The API server reports a dead engine; the exception before that: {_named(cause)}."
-        return _died(why, cause)
+        why = "The API server reports a dead engine; the exception before that"
+        return _by_exception(True, why, cause)
     terminated = case.root is not None and case.root.of_termination
     if terminated and life.first_engine_line and not life.booted:
         return _undecided(
@@ -449,16 +473,18 @@ def _uncaught(case: _Case) -> Diagnosis | None:
         return None
     if cause is not None and _left_the_engine(case):
         if cause.of_lost_peer:
-            why = f"This rank lost its peer, and only the peer's log can show why: {_named(cause)}."
-            return _undecided(why, cause)
-        return _died(f"An exception left the engine's own loop: {_named(cause)}.", cause)
+            return _by_exception(None, _LOST_PEER, cause)
+        return _by_exception(True, "An exception left the engine's own loop", cause)
     if cause is not None and _by_fatal_logger(case, cause.raised):
-        return _died(f"EngineCore logged this as it died: {_named(cause)}.", cause)
+        return _by_exception(True, "EngineCore logged this as it died", cause)
     if case.ordered:
         return None
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _crash(case, crash, cause)
     return None if life.ready else _death_at_start(case)
+
+
+_LOST_PEER = "This rank lost its peer, and only the peer's log can show why"
 
 
 def _death_at_start(case: _Case) -> Diagnosis | None:
@@ -477,8 +503,7 @@ def _death_at_start(case: _Case) -> Diagnosis | None:
         how = "The server ended while it booted"
         if case.life.first_engine_line is None:
             how = "The server refused to start"
-        why = f"{how}, before an engine served: {_named(last)}."
-        return _died(why, last, Phase.BOOT)
+        return _by_exception(True, f"{how}, before an engine served", last, Phase.BOOT)
     return None
 
 
@@ -553,9 +578,8 @@ def _failed_script(case: _Case) -> Diagnosis | None:
         )
     for raised in case.raised:
         if _of_script(raised) and _before(raised.first_line, case.engine_missing):
-            root = Root(raised=raised)
             why = "The script that uses vLLM failed in its own code, and its engine ended with it"
-            return _undecided(f"{why}: {_named(root)}.", root)
+            return _by_exception(None, why, Root(raised=raised))
     return None
 
 
@@ -579,18 +603,15 @@ def _multiprocessing(case: _Case) -> Diagnosis | None:
     for raised in case.raised:
         functions = frozenset(name for link in raised.links for name in link.functions)
         if _PROCESS.match(raised.headline) and not _is_exit(raised) and functions & LOOPS:
-            root = case.cause or Root(raised=raised)
-            why = "An exception ended a process of the engine, as multiprocessing reports"
-            return _died(f"{why}: {_named(root)}.", root)
+            return _by_exception(True, _BY_MULTIPROCESSING, case.cause or Root(raised=raised))
     for cut in case.unfinished:
         if _PROCESS.match(cut.headline) and LOOPS.intersection(cut.functions):
-            why = "An exception ended a process of the engine, as multiprocessing reports; the end "
-            return replace(
-                _died(f"{why}of its traceback is cut off.", case.cause), line=shown(cut.last_line)
-            )
+            why = f"{_BY_MULTIPROCESSING}; the end of its traceback is cut off."
+            return replace(_died(why, case.cause), line=shown(cut.last_line))
     return None
 
 
+_BY_MULTIPROCESSING = "An exception ended a process of the engine, as multiprocessing reports"
 _PROCESS = re.compile(r"Process [\w.-]+:$")
 
 
@@ -621,35 +642,36 @@ def _pasted(case: _Case) -> Diagnosis | None:
     missing = reported or case.engine_missing is not None
     quoted = life.quoted and root is not None and bool(root.raised.frames)
     if (missing and not case.ordered) or quoted:
-        root = None if root and _of_script(root.raised) else root  # a client's
-        cause = f": {_named(root)}" if root else ""
-        return _died(f"The text reports that the engine died{cause}.", root)
-    if root is None or (_is_exit(root.raised) and (life.booted or SignKind.ENDED in life)):
+        why = "The text reports that the engine died"
+        if root is None or _of_script(root.raised):  # a client's
+            return _died(f"{why}.")
+        return _by_exception(True, why, root)
+    if root is None or (_is_exit(root.raised) and (life.booted or Meaning.ENDED in life)):
         return None
     if _leaves(root):
         why = "An exception left the engine's step or boot, where nothing catches it"
-        return _died(f"{why}: {_named(root)}.", root)
+        return _by_exception(True, why, root)
     functions = frozenset(root.raised.functions)
-    if starting(functions - {"<module>"}) and not _is_exit(root.raised):
-        return _died(f"The server ended while it booted: {_named(root)}.", root, Phase.BOOT)
+    if starting(functions) and not _is_exit(root.raised):
+        return _by_exception(True, "The server ended while it booted", root, Phase.BOOT)
     why = _ALONE
     if "run_asgi" in functions:
         why = "An exception failed one request, which does not show whether the engine died"
     elif _of_script(root.raised) or (root.frames and not _in_vllm(root.raised)):
         why = _OTHER_FAILED
-    return _death_at_start(case) or _undecided(f"{why}: {_named(root)}.", root)
+    return _death_at_start(case) or _by_exception(None, why, root)
 
 
 def _killed_or_ended(case: _Case) -> Diagnosis | None:
     """Judge a server that a signal ended, as only the line of another program can show."""
     first = case.life.first
-    killed, ended = first.get(SignKind.BY_SIGNAL), first.get(SignKind.ENDED)
+    killed, ended = first.get(Meaning.KILLED), first.get(Meaning.ENDED)
     if killed is None or case.ordered or not case.life.is_server:
         return None
     # Slurm, the kubelet and others kill what does not end in time; of memory they say so.
     of_memory = re.search("(?i)oom|memory", killed.text)
     if ended is not None and ended.line < killed.line and not of_memory:
-        return _undecided(f"{_OUTSIDE[SignKind.ENDED]}: {ended.text}")
+        return _undecided(f"{_OUTSIDE[Meaning.ENDED]}: {ended.text}")
     return _died(f"It was killed, as another program reports: {killed.text}")
 
 
@@ -663,63 +685,78 @@ def _offline(case: _Case) -> Diagnosis | None:
         return _undecided(
             "The program that uses vLLM ended while prompts were open; this log does not show why."
         )
-    why = "The program that uses vLLM has its answers, and ended with its engine in order."
-    return _lives(why, Phase.SHUTDOWN)
+    return _lives(
+        "The program that uses vLLM has its answers, and ended with its engine in order.",
+        Phase.SHUTDOWN,
+    )
 
 
 def _by_single_sign(case: _Case) -> Diagnosis | None:
     """Judge a log in which nothing was raised by its signs, the strongest first."""
-    life, first, terminated = case.life, case.life.first, case.we_terminated
-    # A server that is scaled and a proxy return 503 too.
+    life, terminated = case.life, case.we_terminated
     unhealthy = case.line(SignKind.HEALTH_503)
-    if unhealthy is not None and not _before(case.stop_asked, unhealthy):
-        return _undecided(
-            "/health was answered with 503 and not again with 200; the engine may be dead or not."
-        )
     # Before an ordered shutdown, a single count without a token may have been a long step.
     fewest_stalls = 2 if case.ordered else 1
     stalled = any(stalls >= fewest_stalls for stalls in life.stalls.values())
-    if stalled or (life.waits > 1 and not case.ordered):
-        return _undecided(
-            "Where this log ends, requests or workers wait and no token comes: a hang, or one very "
-            "long step.",
-            phase=Phase.REQUEST,
-        )
-    if SignKind.DRAINING in life and SignKind.CLOSED not in life and not terminated:
-        return _undecided(
-            "The server was asked to stop, but requests are open where this log ends: a hang, or "
-            "the log is cut.",
-            phase=Phase.REQUEST,
-        )
-    if case.stop_asked is not None and terminated is False:
-        return _undecided(
-            "The server shut down in order, but not at the caller's request; this log does not "
-            "show who stopped it.",
-            phase=Phase.SHUTDOWN,
-        )
     by_engine_alone = case.stop_asked is None and SignKind.SHUTDOWN not in life
-    if case.engine_stop_asked and by_engine_alone and not terminated:
-        return _undecided(
-            "EngineCore was asked to stop, but the API server logs no shutdown: it was killed, or "
-            "the log is cut."
-        )
-    if SignKind.PARENT_GONE in life and not case.ordered and not terminated:
-        return _undecided(
-            "A worker outlived its parent process; this log does not show how the parent ended."
-        )
-    for kind, meaning in _OUTSIDE.items():
-        if kind in first and not case.ordered and life.is_server:
-            return _undecided(f"{meaning}: {first[kind].text}")
-    return None
+    signs = (
+        (
+            # A server that is scaled and a proxy return 503 too.
+            unhealthy is not None and not _before(case.stop_asked, unhealthy),
+            "/health was answered with 503 and not again with 200; the engine may be dead or not.",
+            None,
+        ),
+        (
+            stalled or (life.waits > 1 and not case.ordered),
+            (
+                "Where this log ends, requests or workers wait and no token comes: a hang, or "
+                "one very long step."
+            ),
+            Phase.REQUEST,
+        ),
+        (
+            SignKind.DRAINING in life and SignKind.CLOSED not in life and not terminated,
+            (
+                "The server was asked to stop, but requests are open where this log ends: a "
+                "hang, or the log is cut."
+            ),
+            Phase.REQUEST,
+        ),
+        (
+            case.stop_asked is not None and terminated is False,
+            (
+                "The server shut down in order, but not at the caller's request; this log does not "
+                "show who stopped it."
+            ),
+            Phase.SHUTDOWN,
+        ),
+        (
+            case.engine_stop_asked and by_engine_alone and not terminated,
+            (
+                "EngineCore was asked to stop, but the API server logs no shutdown: it was "
+                "killed, or the log is cut."
+            ),
+            None,
+        ),
+        (
+            SignKind.PARENT_GONE in life and not case.ordered and not terminated,
+            "A worker outlived its parent process; this log does not show how the parent ended.",
+            None,
+        ),
+    )
+    for holds, why, phase in signs:
+        if holds:
+            return _undecided(why, phase)
+    return _by_first_line(case, _OUTSIDE) if life.is_server and not case.ordered else None
 
 
-_OUTSIDE = {
-    SignKind.ENDED: "The server was ended from outside; nothing shows that its engine had died",
-    SignKind.TROUBLE: (
+_OUTSIDE: dict[AnySign, str] = {
+    Meaning.ENDED: "The server was ended from outside; nothing shows that its engine had died",
+    Meaning.TROUBLE: (
         "What the server runs on failed, and this log does not show whether its engine died of it"
     ),
-    SignKind.EXITED: "The server ended, and this log does not show why",
-    SignKind.UNSURE: "Something ended that may be this server, as another program reports",
+    Meaning.EXITED: "The server ended, and this log does not show why",
+    Meaning.UNSURE: "Something ended that may be this server, as another program reports",
 }
 
 
@@ -744,11 +781,11 @@ def _stopped(case: _Case) -> Diagnosis | None:
         and _before(error.line, case.stop_asked)
         and SignKind.STOP_ASKED not in life
     ):
-        return _undecided(
+        why = (
             "An error came before the shutdown, which may be its cause; the lines that would show "
-            f"it are not in this text: {error.text}",
-            cause,
+            f"it are not in this text: {error.text}"
         )
+        return replace(_undecided(why), root=cause)
     if (port := life.first.get(SignKind.SHUTDOWN)) and port.text.startswith("[Errno"):
         return _lives(f"The server could not open its port, and shut down in order: {port.text}")
     return _lives(
@@ -767,12 +804,8 @@ def _open_end(case: _Case) -> Diagnosis:
             f"The log ends inside a traceback that {inside.process or 'the engine'} prints; only "
             "the rest shows whether the engine died."
         )
-    if oom := life.first.get(SignKind.OOM_NAMED):
-        why = "The kernel killed a process like vLLM's, perhaps of another server"
-        return _undecided(f"{why}: {oom.text}")
-    if peer := life.first.get(SignKind.PEER_LOST):
-        why = "This rank lost its peer, and only the peer's log can show why"
-        return _undecided(f"{why}: {peer.text}")
+    if reported := _by_first_line(case, _OF_ANOTHER):
+        return reported
     if life.finder.unread > life.survived_until and (life.ready or life.booted):
         return _undecided(
             "A traceback in this log has no frames that can be read: give the log as the server "
@@ -780,32 +813,39 @@ def _open_end(case: _Case) -> Diagnosis:
         )
     if SignKind.BOOT_FAILED in life and not life.ready:
         why = "The engine did not come up, and this log does not show what ended it"
-        return _undecided(f"{why}: {_named(case.root)}.", case.root)
+        return _by_exception(None, why, case.root)
     if (life.ready or life.booted) and not (late and cause and cause.raised.native):
         return _silence(case)
     if cause is not None and (life.ready or life.booted or not case.paste):
         if not cause.raised.level and MAIN.intersection(cause.raised.functions):
-            return _died(f"An exception left an engine's main function: {_named(cause)}.", cause)
+            return _by_exception(True, "An exception left an engine's main function", cause)
         why = "The engine raised an exception, and this log does not show what followed"
-        return _undecided(f"{why}: {_named(cause)}.", cause)
+        return _by_exception(None, why, cause)
     if script := next(filter(_of_script, case.raised), None):
-        return _undecided(f"{_OTHER_FAILED}: {_named(Root(raised=script))}.", Root(raised=script))
+        return _by_exception(None, _OTHER_FAILED, Root(raised=script))
     if any(cut.functions for cut in case.unfinished):
         return _undecided("The traceback in this text ends before its exception: paste it whole.")
     others = [each for each in case.raised if not (each.of_dead_engine or each.of_side_thread)]
     if life.is_log and others:
-        return _undecided(f"{_ALONE}: {_named(Root(raised=others[0]))}.", Root(raised=others[0]))
+        return _by_exception(None, _ALONE, Root(raised=others[0]))
     if not case.paste:
         return _undecided(
             "This part of a log shows neither a boot nor an answered request: paste it from the "
             f"boot on. {_LOOK}"
         )
-    if reported := next(filter(life.first.get, (SignKind.BY_SIGNAL, *_OUTSIDE)), None):
-        return _undecided(
-            "This text has no log of a server, only the report of another program: "
-            f"{life.first[reported].text}"
-        )
-    return _undecided("There is neither a server's log nor a server's traceback in this text.")
+    return _by_first_line(case, _REPORTED) or _undecided(
+        "There is neither a server's log nor a server's traceback in this text."
+    )
+
+
+_OF_ANOTHER: dict[AnySign, str] = {
+    SignKind.OOM_NAMED: "The kernel killed a process like vLLM's, perhaps of another server",
+    SignKind.PEER_LOST: _LOST_PEER,
+}
+_REPORTED: dict[AnySign, str] = dict.fromkeys(
+    (Meaning.KILLED, *_OUTSIDE),
+    "This text has no log of a server, only the report of another program",
+)
 
 
 def _silence(case: _Case) -> Diagnosis:
@@ -823,7 +863,7 @@ def _silence(case: _Case) -> Diagnosis:
             ),
             open_end=True,
         )
-    running = life.first.get(SignKind.RUNNING)
+    running = life.first.get(Meaning.RUNNING)
     if running is not None and life.ready:
         return _lives(f"The engine works where its log ends, and it still runs: {running.text}")
     if dump is not None and life.survived_until < dump.line:
@@ -862,8 +902,6 @@ nothing failed before it.
 
 
 _FAILURE = re.compile(r"(?i)\[type=|error|not found|fail|cannot|no such|denied|unable|missing")
-
-
 _ANNOUNCES = re.compile(r":$|^\d+ validation errors? for ")
 
 

@@ -50,13 +50,6 @@ class SignKind(StrEnum):
     PROGRAM_ENDED = "program-ended"  # a program that uses vLLM without a server
     OOM_KILLED = "oom-killed"  # the kernel killed a process of this server
     OOM_NAMED = "oom-named"  # the kernel killed a process named like vLLM's, with an unknown pid
-    # reports of other programs, see `outside.Meaning`
-    BY_SIGNAL = "by-signal"
-    ENDED = "ended"
-    TROUBLE = "trouble"
-    EXITED = "exited"
-    UNSURE = "unsure"
-    RUNNING = "running"
     READY = "ready"
 
 
@@ -68,23 +61,17 @@ _DEATHS = frozenset(
 )
 
 
-_REPORTS = {
-    Meaning.KILLED: SignKind.BY_SIGNAL,
-    Meaning.ENDED: SignKind.ENDED,
-    Meaning.TROUBLE: SignKind.TROUBLE,
-    Meaning.EXITED: SignKind.EXITED,
-    Meaning.UNSURE: SignKind.UNSURE,
-    Meaning.RUNNING: SignKind.RUNNING,
-}
-_REFUTED = {*_REPORTS.values(), SignKind.PEER_LOST, SignKind.ERROR} - {SignKind.RUNNING}
+AnySign = SignKind | Meaning
+"""A sign that vLLM or the kernel logs, or the meaning of another program's report."""
+_REFUTED: set[AnySign] = {*Meaning, SignKind.PEER_LOST, SignKind.ERROR} - {Meaning.RUNNING}
 """Signs that an answer or a token refutes if it comes later."""
-_OTHERS = {*_REPORTS.values(), SignKind.OOM_KILLED, SignKind.OOM_NAMED}
+_OTHERS = {*Meaning, SignKind.OOM_KILLED, SignKind.OOM_NAMED}
 """Lines of other programs than vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """The first log line that shows one `SignKind`: its number, text and time."""
+    """The first log line that shows a sign: its number, text and time."""
 
     line: float
     text: str
@@ -216,7 +203,7 @@ class ServerLife:
         self.finder = Finder()
         self.boot = BootReader()
         # the first sign of each kind
-        self.first: dict[SignKind, Sign] = {}
+        self.first: dict[AnySign, Sign] = {}
         # the last line with a server's prefix
         self.last_line: Line | None = None
         # the log has a server's first lines
@@ -270,10 +257,10 @@ class ServerLife:
         self._last_bare: float = 0
         self._answers: deque[float] = deque(maxlen=_SURVIVED)
 
-    def __contains__(self, kind: SignKind) -> bool:
+    def __contains__(self, kind: AnySign) -> bool:
         return kind in self.first
 
-    def line_of(self, kind: SignKind) -> float | None:
+    def line_of(self, kind: AnySign) -> float | None:
         """Return the number of the first line with a sign of this kind; None without one."""
         sign = self.first.get(kind)
         return None if sign is None else sign.line
@@ -438,7 +425,7 @@ class ServerLife:
             self._prose_length += len(text)
         self.quoted |= _QUOTED.search(text) is not None
 
-    def _kind(self, line: Line) -> SignKind | None:
+    def _kind(self, line: Line) -> AnySign | None:
         """Return the sign that a line is, or None; note answers and counts of requests."""
         text = line.text if line.level or line.process else line.text.lstrip()
         if text.startswith(_FATAL) and (
@@ -487,7 +474,7 @@ class ServerLife:
         named = text if line.stream in ("", self._container) else f"{line.stream} {text}"
         return self._report(named.strip(), line.number)
 
-    def _report(self, text: str, number: float) -> SignKind | None:
+    def _report(self, text: str, number: float) -> Meaning | None:
         """Return the sign in another program's report, unless the lines around name a third."""
         if number > self._last_bare + 1 or not text or PROMPT.match(text):
             self._of_server, self._block = None, number
@@ -497,15 +484,14 @@ class ServerLife:
             self.first = {
                 kind: sign
                 for kind, sign in self.first.items()
-                if kind not in _REPORTS.values() or sign.line < self._block
+                if not isinstance(kind, Meaning) or sign.line < self._block
             }
         self._of_server = self._of_server if named is None else named
         report = report_of(text)
         if report is None or self._of_server is False:
             return None
-        reported = _REPORTS[report.meaning]
         # a prompt over several lines may quote a report
-        return None if reported in _REFUTED and number < self._alive else reported
+        return None if report.meaning in _REFUTED and number < self._alive else report.meaning
 
     def _access(self, method: str, path: str, status: str, number: float) -> SignKind | None:
         """Note an HTTP answer in the access log; return its sign if its status is 5xx."""
@@ -530,13 +516,13 @@ class ServerLife:
         for kind in _REFUTED:
             self.first.pop(kind, None)
 
-    def _out_of_memory(self, pid: int, name: str, in_container: bool) -> SignKind | None:
+    def _out_of_memory(self, pid: int, name: str, in_container: bool) -> AnySign | None:
         """Return the sign in a kernel's report that it killed a process; None if not vLLM's."""
         if pid in self.pids:
             return SignKind.OOM_KILLED
         # In a container the kernel's pid is not the one that the log has.
         if in_container and name.lower().startswith("vllm"):
-            return SignKind.BY_SIGNAL
+            return Meaning.KILLED
         return SignKind.OOM_NAMED if name.lower().startswith(("vllm", "python")) else None
 
     def _stats(self, match: re.Match[str], number: float) -> None:

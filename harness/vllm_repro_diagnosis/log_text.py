@@ -130,9 +130,9 @@ _PROCESS = re.compile(
     r"\((?:([A-Za-z][\w.:-]{0,60})(?: rank=\d{1,5}|(?: [A-Z]{2}\d{1,5})+)? pid=(\d{1,10})"
     r"(?:, ip=[^)\s]{1,60})?"
     r"|((?:A(?:PI|pi)Server|(?:DP)?EngineCore|Worker)\w{0,60}))\) ?"
+    # torch puts the rank before an uncaught exception, and launchers before every line
+    r"|\[(rank\d{1,5})\]: ?"
 )
-# torch puts the rank before an uncaught exception, and launchers before every line
-_RANK = re.compile(r"\[(rank\d{1,5})\]: ?")
 _VLLM = re.compile(
     r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) "
     r"(?:((?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d{1,6})? )?"
@@ -142,7 +142,6 @@ _TORCH = re.compile(
     r"([DIWE])\d{4} \d\d:\d\d:\d\d\.\d{6} +\d+ ([\w./-]{1,160}\.py:\d+)\](?: \[[\d/_]+\])? ?"
 )
 """torch's logger, as it prints an error of the compiler."""
-_TORCH_LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR"}
 _UVICORN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE): {2,8}")
 
 # Formats of one's own (VLLM_LOGGING_CONFIG_PATH), of Dynamo and of Ray: time, level and logger in
@@ -151,7 +150,7 @@ _LEVEL = r"(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b"
 _LOGGER = r"(?:vllm\b|[a-z_]\w*(?:\.[a-z_]\w*)+)(?::[\w<>]+(?=:\d))?(?::\d+)?"
 _CLOCK = r"(?:\d{4}[-/]\d\d[-/]\d\d[T ,] ?)?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 _THREAD = r"Main(?:Thread|Process)\b"
-_OWN = re.compile(
+_OTHER_FORMAT = re.compile(
     rf"[\s\[(<|-]{{0,4}}(?:(?:(?P<time>{_CLOCK})|(?P<before>{_LOGGER})|\d{{1,7}}|{_THREAD})"
     rf"[\s\])>|,:\[(<-]{{1,8}}){{0,4}}(?P<level>{_LEVEL})"
     rf"(?:[\s\])>|:\[(<-]{{1,9}}(?:(?P<later>{_CLOCK})|(?P<after>{_LOGGER})"
@@ -159,9 +158,17 @@ _OWN = re.compile(
     r"\s*(?:[\])>]+ ?[:|-]?|[:|]|--?(?=\s))?(?:\s|$|(?<=:))"
 )
 _ANY_LEVEL = re.compile(_LEVEL)
-_OWN_AT = 120
+_LEVEL_AT = 120
 """Characters in which the level of such a format stands."""
-_LEVELS = {"WARN": "WARNING", "FATAL": "CRITICAL"}
+_LEVELS = {
+    "WARN": "WARNING",
+    "FATAL": "CRITICAL",
+    # of torch
+    "D": "DEBUG",
+    "I": "INFO",
+    "W": "WARNING",
+    "E": "ERROR",
+}
 
 _RECORD = (
     r"\((?:A(?:PI|pi)Server|(?:DP)?EngineCore|Worker|VllmWorker|MainProcess)[\w.:-]* pid=\d+\) "
@@ -443,13 +450,8 @@ def _parse(number: float, stream: str, raw: str, at: int) -> Line:
     """Return a line with the process, pid, level, time and source that its prefixes name."""
     process, pid = "", None
     # Ray puts a prefix before vLLM's, and a launcher the rank; the innermost names the process.
-    while raw.startswith(("(", "[rank"), at) and (
-        match := _PROCESS.match(raw, at) or _RANK.match(raw, at)
-    ):
-        if match.re is _PROCESS:
-            process, pid = match[1] or match[3], int(match[2]) if match[2] else None
-        else:
-            process, pid = match[1], None
+    while raw.startswith(("(", "[rank"), at) and (match := _PROCESS.match(raw, at)):
+        process, pid = match[1] or match[3] or match[4], int(match[2]) if match[2] else None
         at = match.end()
     level = time = source = ""
     if match := _VLLM.match(raw, at):
@@ -457,7 +459,7 @@ def _parse(number: float, stream: str, raw: str, at: int) -> Line:
     elif match := _UVICORN.match(raw, at):
         level, at = match[1], match.end()
     elif match := _TORCH.match(raw, at):
-        level, source, at = _TORCH_LEVELS[match[1]], match[2], match.end()
+        level, source, at = _LEVELS[match[1]], match[2], match.end()
     elif not process and (match := _other_format(raw, at)):
         level = _LEVELS.get(match["level"], match["level"])
         source = (match["before"] or match["after"] or "log").rstrip(":0123456789")
@@ -467,7 +469,9 @@ def _parse(number: float, stream: str, raw: str, at: int) -> Line:
 
 def _other_format(raw: str, at: int) -> re.Match[str] | None:
     """Return the match of a logging format that has a level, and a time or the name of a logger."""
-    if _ANY_LEVEL.search(raw, at, at + _OWN_AT) is None or not (match := _OWN.match(raw, at)):
+    if _ANY_LEVEL.search(raw, at, at + _LEVEL_AT) is None or not (
+        match := _OTHER_FORMAT.match(raw, at)
+    ):
         return None
     known = match["time"] or match["later"] or match["before"] or match["after"]
     return match if known or _STAMP.search(raw, 0, at) else None

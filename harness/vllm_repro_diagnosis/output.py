@@ -106,8 +106,8 @@ def _words_to_search(diagnosis: Diagnosis, message: str) -> list[str]:
     common = [word.strip(".,:;'`()\"") for word in shorten(text, 80, placeholder="").split()]
     common = [word for word in common if word and not re.search(r"[\d/\\=\"<>\[]", word)]
     # such a name is ours
-    own = root is not None and root.raised.native and "::" not in name and len(common) > 1
-    return [word for word in ("" if own else name, function, *common) if word]
+    by_us = root is not None and root.raised.native and "::" not in name and len(common) > 1
+    return [word for word in ("" if by_us else name, function, *common) if word]
 
 
 def first_death(diagnoses: Mapping[str, Diagnosis]) -> str:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from vllm_repro_diagnosis.diagnosis import Diagnosis, Phase
-from vllm_repro_diagnosis.root_cause import squeeze, unwrap
+from vllm_repro_diagnosis.root_cause import Root, squeeze, unwrap
 from vllm_repro_diagnosis.tracebacks import Frame, bare_name
 
 
@@ -61,16 +61,6 @@ class Likeness:
     why: str = ""
 
 
-@dataclass(frozen=True)
-class _Printed:
-    """One exception of a chain as the log shows it: class, message and frames."""
-
-    # None if the log holds no more than the text that a wrapper quotes
-    exception: str | None
-    message: str
-    frames: tuple[Frame, ...]
-
-
 _RANK = {How.OTHER: 0, How.NEAR: 1, How.MATCH: 2}
 
 
@@ -89,50 +79,36 @@ def compare(signature: Signature, diagnosis: Diagnosis) -> Likeness:
     """
     if diagnosis.root is None or diagnosis.died is False:
         return Likeness(how=How.OTHER, why="no exception of this death is known")
-    compared = [_compare_one(signature, printed, diagnosis.phase) for printed in _chain(diagnosis)]
+    chain = [diagnosis.root]
+    for link in diagnosis.root.raised.links:
+        quoted = unwrap(link.message)
+        chain.append(Root(raised=link, class_known=quoted is None, quoted=quoted))
+    compared = [_compare_link(signature, link, diagnosis.phase) for link in chain]
     return max(compared, key=lambda likeness: _RANK[likeness.how])
 
 
-def _chain(diagnosis: Diagnosis) -> list[_Printed]:
-    """Return the exceptions of a diagnosis: the root, then each link of its chain."""
-    root = diagnosis.root
-    if root is None:
-        return []
-    chain = [
-        _Printed(root.raised.exception if root.class_known else None, root.message, root.frames)
-    ]
-    for link in root.raised.links:
-        quoted = unwrap(link.message)
-        chain.append(
-            _Printed(link.exception, link.message, link.frames)
-            if quoted is None
-            else _Printed(None, quoted, ())
-        )
-    return chain
-
-
-def _compare_one(signature: Signature, printed: _Printed, phase: Phase | None) -> Likeness:
+def _compare_link(signature: Signature, link: Root, phase: Phase | None) -> Likeness:
     """Compare one exception of a chain, and the phase of the death, with a signature."""
-    message = squeeze(printed.message)
+    message = squeeze(link.message)
     for text in signature.not_in_message:
         if squeeze(text) in message:
             why = f"the message holds “{text}”, which excludes this bug"
             return Likeness(how=How.OTHER, why=why)
     match = _compiled(signature.message).search(message) if signature.message else None
     message_agrees = match is not None if signature.message else not message
-    name, expected_name = bare_name(printed.exception or ""), bare_name(signature.exception)
-    same_class = printed.exception is None or name == expected_name
-    wrong = []
-    if not same_class:
-        wrong.append(f"{name} is not {expected_name}")
-    if not message_agrees and signature.message:
-        wrong.append("the message differs")
-    elif not message_agrees:
-        wrong.append("this exception has a message and the bug's has none")
-    frames_agree, frames_wrong = _compare_frames(signature, printed.frames)
-    wrong += frames_wrong
-    if not _same_phase(signature.phase, phase):
-        wrong.append(f"it died in phase {phase}, not {signature.phase}")
+    name, expected_name = bare_name(link.raised.exception), bare_name(signature.exception)
+    same_class = not link.class_known or name == expected_name
+    message_wrong = "this exception has a message and the bug's has none"
+    if signature.message:
+        message_wrong = "the message differs"
+    frames_agree, frames_wrong = _compare_frames(signature, link.frames)
+    differences = {
+        f"{name} is not {expected_name}": not same_class,
+        message_wrong: not message_agrees,
+        **dict.fromkeys(frames_wrong, True),
+        f"it died in phase {phase}, not {signature.phase}": not _same_phase(signature.phase, phase),
+    }
+    wrong = [difference for difference, holds in differences.items() if holds]
     captured = {name: value for name, value in match.groupdict().items() if value} if match else {}
     # A template of holes alone agrees with any message.
     telling = bool(_HOLE.sub("", signature.message).strip())

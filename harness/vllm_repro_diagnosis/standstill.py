@@ -220,7 +220,7 @@ class Reading:
     command: str = ""
     processes: tuple[ProcessReading, ...] = ()
 
-    def of(self, role: Role) -> list[ProcessReading]:
+    def with_role(self, role: Role) -> list[ProcessReading]:
         """Return the processes that have this role, such as all workers."""
         return [process for process in self.processes if process.role is role]
 
@@ -232,7 +232,7 @@ class Reading:
     @property
     def told(self) -> bool:
         """Return True if the API server may be getting the outputs of many steps."""
-        return all(process.switches > _TOLD for process in self.of(Role.API))
+        return all(process.switches > _TOLD for process in self.with_role(Role.API))
 
     @property
     def pages(self) -> list[MetricsReading]:
@@ -249,17 +249,17 @@ class Reading:
     def open(self) -> bool:
         """Return True if requests are open, by the counters or a thread that reads them."""
         counted = any(page.running + page.waiting for page in self.pages[-1:])
-        return bool(counted or self.waited or any(map(_busy_reader, self.of(Role.ENGINE))))
+        return bool(counted or self.waited or any(map(_busy_reader, self.with_role(Role.ENGINE))))
 
     @property
     def pending(self) -> bool:
         """Return True if requests are open, or a step runs: counters change only at its end."""
         return (
             self.open
-            or any(worker.works for worker in self.of(Role.WORKER))
+            or any(worker.works for worker in self.with_role(Role.WORKER))
             or any(
                 engine.main and not engine.always_in(_WAITING_FOR_REQUESTS)
-                for engine in self.of(Role.ENGINE)
+                for engine in self.with_role(Role.ENGINE)
             )
         )
 
@@ -367,7 +367,7 @@ def _silent(reading: Reading) -> Iterator[Finding]:
     """Yield a server that does not answer over HTTP: it hangs, boots or is busy."""
     if not reading.url or reading.health.isdigit() or any(reading.metrics):
         return
-    servers = reading.of(Role.API)
+    servers = reading.with_role(Role.API)
     why = f"/health and /metrics of {reading.url} gave no answer in {reading.seconds:.0f} s"
     if any(process.always_in(_BOOTING) for process in servers) or not servers:
         yield _unknown(why + (" (it boots)" if servers else ""))
@@ -412,7 +412,7 @@ def _stepping(reading: Reading) -> Iterator[Finding]:
     empty = any(
         _WITHOUT_TOKENS & stack.functions for process in reading.processes for stack in process.main
     )
-    for engine in reading.of(Role.ENGINE):
+    for engine in reading.with_role(Role.ENGINE):
         # all the time: it also polls for a second when a long step begins
         busy = engine.main_cpu > _WORKS or engine.waits_for_cpu or engine.switches > _STEPS
         # in a long step it waits for its workers
@@ -450,12 +450,12 @@ def _busy_reader(engine: ProcessReading) -> str:
 
 def _model_runs(reading: Reading, engine: ProcessReading) -> bool:
     """Return True if a model may run in the step: in a worker, or in EngineCore itself."""
-    return any(runner.runs_model for runner in reading.of(Role.WORKER) or [engine])
+    return any(runner.runs_model for runner in reading.with_role(Role.WORKER) or [engine])
 
 
 def _idle(reading: Reading) -> Iterator[Finding]:
     """Yield an engine that sleeps without requests, or whose clients do not read."""
-    engines = reading.of(Role.ENGINE)
+    engines = reading.with_role(Role.ENGINE)
     asleep = sum(page.asleep for page in reading.pages[-1:])
     if not (reading.pages or engines) or not all(engine.asleep for engine in engines):
         return
@@ -488,7 +488,7 @@ def _idle(reading: Reading) -> Iterator[Finding]:
 
 def _computing(reading: Reading) -> Iterator[Finding]:
     """Yield findings from busy workers: a slow step, or a step that waits for another worker."""
-    runners = reading.of(Role.WORKER) or reading.of(Role.ENGINE)
+    runners = reading.with_role(Role.WORKER) or reading.with_role(Role.ENGINE)
     working = [process for process in runners if process.works]
     # one that waits for the next step, or for a program, does not hold up the others
     resting = [
@@ -497,7 +497,7 @@ def _computing(reading: Reading) -> Iterator[Finding]:
         if process.asleep and process.main and not process.waits_for_program
         if not process.always_in(_WAITING_FOR_WORKERS)
     ]
-    helpers = [process for process in reading.of(Role.OTHER) if process.works]
+    helpers = [process for process in reading.with_role(Role.OTHER) if process.works]
     staged = any("PP" in process.name for process in runners)
     if working and resting and not staged and not helpers:
         yield Finding(
@@ -511,7 +511,7 @@ def _computing(reading: Reading) -> Iterator[Finding]:
         )
     elif helpers or working:
         busy = (helpers or working)[0]
-        waiting = all(engine.asleep for engine in reading.of(Role.ENGINE))
+        waiting = all(engine.asleep for engine in reading.with_role(Role.ENGINE))
         in_model = any(stack.functions & _MODEL for stack in busy.main)
         in_model |= not busy.main and busy.cpu > 1.5 and waiting
         waits = busy.always_in(_WAITING_FOR_WORKERS)
@@ -531,7 +531,7 @@ def _computing(reading: Reading) -> Iterator[Finding]:
 
 def _sleeping(reading: Reading) -> Iterator[Finding]:
     """Yield the part that sleeps while requests are pending."""
-    engines, workers = reading.of(Role.ENGINE), reading.of(Role.WORKER)
+    engines, workers = reading.with_role(Role.ENGINE), reading.with_role(Role.WORKER)
     if not engines or not all(process.asleep for process in engines + workers):
         return
     if any(process.may_wait_for_gpu for process in engines + workers):

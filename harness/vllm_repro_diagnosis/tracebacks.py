@@ -97,8 +97,8 @@ class Raised:
         """Return True if the program went on: a thread that is not vLLM's, or a destructor."""
         files = (frame.file for frame in self.frames)
         thread = self.headline.startswith("Exception in thread ")
-        own = any("vllm" in file for file in files)
-        return (thread and not own) or self.headline.startswith("Exception ignored in")
+        in_vllm = any("vllm" in file for file in files)
+        return (thread and not in_vllm) or self.headline.startswith("Exception ignored in")
 
     @property
     def of_other_program(self) -> bool:
@@ -150,7 +150,7 @@ def shorten(path: str) -> str:
 _EGG = re.compile(r"^[^/]+\.egg/")
 _CLIENTS = ("openai/", "requests/", "aiohttp/", "httpx/")
 _THROWN = re.compile(r"terminate called after throwing an instance of '([\w:]+)'")
-_WHAT = re.compile(r"\s*what\(\):\s+(.*)")
+_WHAT = re.compile(r"^\s*what\(\):\s+(.*)")
 _NATIVE = tuple(
     (name, re.compile(wordings))
     for name, wordings in (
@@ -307,7 +307,6 @@ class OpenTraceback:
     last_line: float
     functions: tuple[str, ...]
     headline: str
-    time: str
 
 
 @dataclass(slots=True)
@@ -336,7 +335,6 @@ class _Transcript:
             last_line=self.line.number,
             functions=functions,
             headline=headline,
-            time=self.line.stamp,
         )
 
 
@@ -384,27 +382,23 @@ class Finder:
 
     def _read_native(self, line: Line) -> None:
         """Read an exception of C++ code without a traceback: of NCCL's watchdog, or uncaught."""
-        exception, message = "", None
         if match := _THROWN.search(line.text):
             self._thrown = match[1]
-        elif self._thrown and (match := _WHAT.match(line.text)):
-            exception, message = self._thrown, match[1]
-        else:
-            for name, wordings in _NATIVE:
-                if match := wordings.search(line.text):
-                    exception, message = name, match[match.lastindex or 0]
-                    break
-        if message is not None and self._natives < _MOST_NATIVE:
-            self._natives += 1
-            raised = Raised(
-                exception=exception,
-                message=message.strip(),
-                process=line.process,
-                first_line=line.number,
-                native=True,
-                time=line.stamp,
-            )
-            self._raised.append(raised)
+            return
+        rows = ((self._thrown, _WHAT), *_NATIVE) if self._thrown else _NATIVE
+        for name, wordings in rows:
+            if (match := wordings.search(line.text)) and self._natives < _MOST_NATIVE:
+                self._natives += 1
+                raised = Raised(
+                    exception=name,
+                    message=match[match.lastindex or 0].strip(),
+                    process=line.process,
+                    first_line=line.number,
+                    native=True,
+                    time=line.stamp,
+                )
+                self._raised.append(raised)
+                return
 
     def unfinished(self) -> tuple[OpenTraceback, ...]:
         """Return the tracebacks that processes had not finished in their last lines."""

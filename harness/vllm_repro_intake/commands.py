@@ -124,7 +124,7 @@ Variables = dict[str, tuple[bool | None, str]]
 
 
 @dataclass(frozen=True)
-class Found:
+class ReportedCommand:
     """One vLLM server command that was found in a text, and where it stands."""
 
     command: ServeCommand
@@ -139,13 +139,15 @@ class Found:
     times: int = 1
 
 
-def find_commands(blocks: Sequence[Block], model: str = "") -> tuple[list[Found], list[str]]:
+def find_commands(
+    blocks: Sequence[Block], model: str = ""
+) -> tuple[list[ReportedCommand], list[str]]:
     """Return the distinct commands, the most likely first, and why each other one is unreadable.
 
     model: for a list of flags alone. The command that the text repeats counts most, then one below
     a heading such as "Reproduce".
     """
-    commands: dict[ServeCommand, Found] = {}
+    commands: dict[ServeCommand, ReportedCommand] = {}
     blocks = [
         replace(block, lines=tuple(_STRING.sub(_of_string, "\n".join(block.lines)).split("\n")))
         for block in blocks
@@ -176,7 +178,9 @@ def find_commands(blocks: Sequence[Block], model: str = "") -> tuple[list[Found]
     return sorted(matches, key=least_likely_last), list(dict.fromkeys(unread))
 
 
-def _bare_flags(blocks: Sequence[Block], model: str, unread: list[str]) -> Iterator[Found]:
+def _bare_flags(
+    blocks: Sequence[Block], model: str, unread: list[str]
+) -> Iterator[ReportedCommand]:
     """Yield the command of a text that only lists its flags, one a line."""
     flags = [flag for block in blocks for flag in _listed_flags(block)]
     named = not model or any(re.match(r"--model[= ]", flag) for flag in flags)
@@ -198,7 +202,7 @@ def _listed_flags(block: Block) -> list[str]:
     return flags if known * 2 > len(flags) else []
 
 
-def least_likely_last(match: Found) -> tuple[int, int, int]:
+def least_likely_last(match: ReportedCommand) -> tuple[int, int, int]:
     """Return the sort key of a command: the smallest is most likely the reported one."""
     return (
         ["", "YAML", "JSON", "a", "the", "Python", "log"].index(match.how.partition(" ")[0]),
@@ -215,7 +219,7 @@ def _unlikely(lines: str) -> int:
     return 1
 
 
-def _shell(block: Block, unread: list[str], variables: Variables) -> Iterator[Found]:
+def _shell(block: Block, unread: list[str], variables: Variables) -> Iterator[ReportedCommand]:
     """Yield the commands of a shell. variables: those set so far."""
     lines = [
         _NOTE.sub(r"\1", _of_shell(line) if block.code else line.replace("**", ""))
@@ -342,7 +346,9 @@ def _region(lines: Sequence[str], start: int) -> tuple[list[str], int]:
     return region, at
 
 
-def _parsed(text: str, above: str, unread: list[str], variables: Variables) -> Iterator[Found]:
+def _parsed(
+    text: str, above: str, unread: list[str], variables: Variables
+) -> Iterator[ReportedCommand]:
     """Yield the server command in a line of a shell; add one that is unreadable to `unread`."""
     if len(text) > LONGEST:
         unread.append(f"{shortened(text, 80)!r}: it is longer than {LONGEST:,} characters")
@@ -371,7 +377,7 @@ def _parsed(text: str, above: str, unread: list[str], variables: Variables) -> I
     name = command.model or ""
     # else "vllm serve crashes", or a container without a server
     if command.flags or re.search(r"[/\d<$]", name):
-        yield Found(
+        yield ReportedCommand(
             command,
             words,
             "the flags of a benchmark's engine" if bench else "",
@@ -380,7 +386,7 @@ def _parsed(text: str, above: str, unread: list[str], variables: Variables) -> I
         )
 
 
-def _listed(block: Block, model: str) -> Iterator[Found]:
+def _listed(block: Block, model: str) -> Iterator[ReportedCommand]:
     """Yield the commands of services in YAML, JSON or a Dockerfile, or of lists of arguments."""
     text = re.sub(r"(?m)^[ \t]*(?:#[ \t]*)?(?:\.{3}|\u2026)[ \t]*$", "", "\n".join(block.lines))
     services = [("a Dockerfile", service) for service in _dockerfile(text)]
@@ -409,19 +415,14 @@ def _listed(block: Block, model: str) -> Iterator[Found]:
             or any(re.match(r"--model(?:=|$)", word) for word in arguments)
         )
         head = ["docker", "run", *boxed, image] if image else [*settings, "vllm", "serve"]
-        head += [] if named or not model else ["--model", model]
+        if model and not named:
+            head += ["--model", model] if image else [model]
         try:
             command = parse(_ON_OR_OFF.sub(_switched, shlex.join([*head, *arguments])))
         except CommandError:
             continue
-        if not image and not named and model:
-            command = replace(
-                command,
-                flags=tuple(flag for flag in command.flags if flag.name != "--model"),
-                model_argument=model,
-            )
         part = "" if image or named or end else " list of arguments, perhaps a part of them"
-        yield Found(command, shortened(" ".join(words)), how + part, block.above)
+        yield ReportedCommand(command, shortened(" ".join(words)), how + part, block.above)
 
 
 def _dockerfile(text: str) -> Iterator[tuple[str, list[str], list[tuple[str, str]]]]:
@@ -639,7 +640,7 @@ def _call(arguments: str) -> ast.Call:
     return tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
 
 
-def _python(block: Block, names: Mapping[str, Any]) -> Iterator[Found]:
+def _python(block: Block, names: Mapping[str, Any]) -> Iterator[ReportedCommand]:
     """Yield the commands of `LLM(…)` and `EngineArgs(…)` calls in Python code."""
     text = "\n".join(block.lines)
     settings = re.findall(
@@ -653,7 +654,7 @@ def _python(block: Block, names: Mapping[str, Any]) -> Iterator[Found]:
             )
 
 
-def _logged(block: Block) -> Iterator[Found]:
+def _logged(block: Block) -> Iterator[ReportedCommand]:
     """Yield the commands of the `non-default args` that a server logs."""
     # without the frame of a terminal
     for logged in _parsed_after(
@@ -671,7 +672,7 @@ def _of_arguments(
     above: str,
     unread: tuple[str, ...],
     settings: Sequence[tuple[str, str]] = (),
-) -> Iterator[Found]:
+) -> Iterator[ReportedCommand]:
     """Yield the command with these arguments of vLLM, by their names in Python."""
     model = arguments.pop("model", arguments.pop("model_tag", None))
     words = [*map("=".join, settings), "vllm", "serve", *([str(model)] if model else [])]
@@ -689,7 +690,7 @@ def _of_arguments(
         elif value is not None:
             words.append(f"{flag}={value}")
     with suppress(CommandError):
-        yield Found(
+        yield ReportedCommand(
             parse(shlex.join(words)), shortened(" ".join(words[first:])), how, above, unread
         )
 

@@ -230,33 +230,22 @@ def _put_command(
         made.guess("a command that cannot be read", wrong)
     kept = []
     for flag in command.flags:
-        mistakes = flag_mistakes([flag])
+        words, base = " ".join(flag.words()), positive(flag.name.partition(".")[0])
+        known = base in KNOWN
         if is_secret_name(flag.name):
             made.guess(f"left out: {flag.name}, which holds a secret", "")
-        elif mistakes:
-            made.guess(f"left out: {mistakes[0]}", " ".join(flag.words()))
+        elif mistakes := flag_mistakes([flag]):
+            made.guess(f"left out: {mistakes[0]}", words)
+        elif not (known or flag.values) and any(name.startswith(base) for name in KNOWN):
+            made.guess(
+                "left out, as its line seems to be cut off: compare all flags with the text",
+                flag.name,
+            )
         else:
-            base = positive(flag.name.partition(".")[0])
-            if (
-                base not in KNOWN
-                and not flag.values
-                and any(name.startswith(base) for name in KNOWN)
-            ):
-                made.guess(
-                    "left out, as its line seems to be cut off: compare all flags with the text",
-                    flag.name,
-                )
-                continue
-            if (
-                known_flags is not None
-                and base not in known_flags
-                and f"--no-{base[2:]}" not in known_flags
-            ):
-                made.guess(f"{flag.name} is not a flag of this release", " ".join(flag.words()))
-            elif known_flags is None and base not in KNOWN:
-                made.guess(
-                    f"{flag.name} is in none of the releases known here", " ".join(flag.words())
-                )
+            if known_flags is None and not known:
+                made.guess(f"{flag.name} is in none of the releases known here", words)
+            elif known_flags is not None and not {base, f"--no-{base[2:]}"} & {*known_flags}:
+                made.guess(f"{flag.name} is not a flag of this release", words)
             for name in _UNSET.findall(flag.text or ""):
                 made.gap(f"the value of {name} is not stated")
             kept.append(flag)

@@ -15,7 +15,7 @@ from vllm_repro_diagnosis.boot_facts import scheduler_dump
 from vllm_repro_diagnosis.diagnosis import Diagnosis, Phase, diagnose
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.log_text import read_lines
-from vllm_repro_intake.commands import Found, find_commands
+from vllm_repro_intake.commands import ReportedCommand, find_commands
 from vllm_repro_intake.requests import (
     COUNTS,
     Asked,
@@ -28,7 +28,7 @@ from vllm_repro_intake.text import Block, clean, read_blocks, shortened, stateme
 
 
 @dataclass(frozen=True)
-class Said:
+class Stated:
     """A value, and the words of the text that it is taken from."""
 
     value: str
@@ -46,17 +46,17 @@ class Facts:
     issue: str
     related: tuple[str, ...]
     # releases of vLLM, the most certain first
-    versions: tuple[Said, ...]
+    versions: tuple[Stated, ...]
     # the most likely one first
-    commands: tuple[Found, ...]
+    commands: tuple[ReportedCommand, ...]
     # commands that cannot be read
     unread: tuple[str, ...]
     # public name
-    model: Said | None
+    model: Stated | None
     # sizes with the names of config.json
     shape: dict[str, int | str]
     # count and kind as stated
-    gpus: Said | None
+    gpus: Stated | None
     # number of nodes as stated; 0 if not
     nodes: int
     requests: tuple[Asked, ...]
@@ -67,7 +67,7 @@ class Facts:
     diagnosis: Diagnosis
     phase: Phase | None
     # `dies`, `hangs` or `errs`; empty if the text does not state it
-    symptom: Said
+    symptom: Stated
     # the one `max_tokens` of the text, or 0
     answer: int
     # the text in parts
@@ -95,7 +95,7 @@ _ISSUE_URL = re.compile(
     rf"github\.com/(?P<repository>{_REPOSITORY})/(?P<kind>issues|pull|discussions)"
     r"/(?P<number>\d{1,6})"
 )
-_OWN = re.compile(
+_PAGE_NAME = re.compile(
     rf"(?<![\w/])(?P<repository>vllm-project/{_REPOSITORY.partition('/')[2]})(?: · issue"
     r" )?#(?P<number>\d{1,6})(?=Fetched| · |\s*$)"
 )
@@ -106,7 +106,8 @@ _MENTIONED = re.compile(r"(?<![\w/&#])(?:vllm-project/vllm)?#(\d{4,6})\b")
 _PRE = r"(?:[ .-]?(?:post|rc|dev)\.?\d+)*"
 _VERSIONS = (
     re.compile(
-        r"(?<![\w./:\[\]-])(?P<image>[\w./:\[\]-]{0,120}?)vllm-openai(?:-\w+)?:v(?P<version>\d+\.\d+[\w.]*)"
+        r"(?<![\w./:\[\]-])(?P<image>[\w./:\[\]-]{0,120}?)vllm-openai(?:-\w+)?"
+        r":v(?P<version>\d+\.\d+[\w.]*)"
     ),
     re.compile(rf"(?a)\bvllm ?==? ?v?(?P<version>\d+\.\d+[\w.+]*{_PRE})"),
     re.compile(
@@ -139,7 +140,8 @@ _PRODUCT = re.compile(
     r"(?ai)(?P<ours>\bv?LLM(?:-openai)?(?![\w-]))|flashinfer|transformers|triton|torch|nixl|lmcache"
     r"|compress|xgrammar|deepgemm|cuda|driver|llm-d|chart|helm|operator|stack|aibrix|kserve|\bray\b"
     r"|kubernetes|dynamo|sglang|guidellm|lm[-_ ]?eval|guidance|mooncake|\bucx|\brocm|\bnccl|\bpip\b"
-    r"|\buv\b|ascend|vllm-(?:gaudi|spyre|metal|tpu|neuron|omni|fork)|proxy|router|gateway|litellm|python|numpy|peft|outlines|tokenizers|modelopt|inductor"
+    r"|\buv\b|ascend|vllm-(?:gaudi|spyre|metal|tpu|neuron|omni|fork)|proxy|router|gateway"
+    r"|litellm|python|numpy|peft|outlines|tokenizers|modelopt|inductor"
 )
 _HUB_MODEL = re.compile(
     r"(?i)(?:\bmodel(?: name| id| path|url|Artifacts:(?:\s+\w+: \S+)*\s+name)?"
@@ -299,7 +301,7 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
     )
 
 
-def _symptom(title: str, sentences: Sequence[str]) -> Said:
+def _symptom(title: str, sentences: Sequence[str]) -> Stated:
     """Return the behaviour that a text describes, such as `dies`, and its words; empty if none."""
     survives = [
         each
@@ -312,8 +314,8 @@ def _symptom(title: str, sentences: Sequence[str]) -> Said:
         for word, pattern in (("dies", _CRASH), *_SYMPTOMS):
             words = [each for each in texts if pattern.search(_NO_CRASH.sub(" ", each))]
             if words and not (word == "dies" and survives):
-                return Said(word, shortened(words[0], 300))
-    return Said("errs", shortened(survives[0], 300)) if survives else Said("", "")
+                return Stated(word, shortened(words[0], 300))
+    return Stated("errs", shortened(survives[0], 300)) if survives else Stated("", "")
 
 
 def _phase(title: str, requests: Sequence[Asked], sentences: Sequence[str]) -> Phase | None:
@@ -337,7 +339,7 @@ def _issue(text: str) -> str:
 
     It is in the head of the page, or in an address that the text begins with.
     """
-    if match := _OWN.search(text[:4_000]):
+    if match := _PAGE_NAME.search(text[:4_000]):
         return f"{match['repository']}#{match['number']}"
     first = "\n".join(text.strip().split("\n")[:_MOST_HEAD])
     if (match := _ISSUE_URL.search(first)) and match["kind"] == "issues":
@@ -362,12 +364,12 @@ def _related(text: str, issue: str) -> tuple[str, ...]:
     )[:20]
 
 
-def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said]:
+def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Stated]:
     """Yield the releases that the text names, that of the log or of `collect_env` first."""
     logged = diagnosis.vllm_version or ""
     # Another release, which only prose names, is found below.
     form = r"(?im)(?:LLM engine \(|vLLM \(|^\W*version |server version |\bvLLM Version *: *)v?"
-    stated = [Said(logged, "")] if logged and re.search(form + re.escape(logged), text) else []
+    stated = [Stated(logged, "")] if logged and re.search(form + re.escape(logged), text) else []
     matches = [match for rx in _VERSIONS for match in rx.finditer(text)]
     matches += [match for rx in (_TITLE_VERSION, _BARE_VERSION) for match in rx.finditer(title)]
     matches += [match for rx in (_BARE_VERSION, _LAST_OF_RANGE) for match in rx.finditer(text)]
@@ -380,7 +382,7 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said
             )
             version = match["version"].rstrip(".").replace(" ", "")
             stated.append(
-                Said(version, shortened(words) if version != logged else "", _is_another(match))
+                Stated(version, shortened(words) if version != logged else "", _is_another(match))
             )
     seen: set[str] = set()
     for release in stated:
@@ -388,7 +390,7 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Said
             version = str(Version(release.value))
             if version not in seen and not any(each.startswith(f"{version}+") for each in seen):
                 seen.add(version)
-                yield Said(version, release.words, release.other)
+                yield Stated(version, release.words, release.other)
 
 
 def _is_of_other_product(match: re.Match[str]) -> bool:
@@ -420,13 +422,13 @@ def _is_another(match: re.Match[str]) -> bool:
     )
 
 
-def _model(text: str) -> Said | None:
+def _model(text: str) -> Stated | None:
     """Return the public name of the model, such as `org/name`, and the words that state it."""
     match = next(
         filter(None, (rx.search(text) for rx in (_HUB_MODEL, _HUB_URL, _NAMED_MODEL))), None
     )
     name = match and (match["model"] or match["body"]).rstrip(".,")
-    return Said(name, shortened(match[0])) if match and name else None
+    return Stated(name, shortened(match[0])) if match and name else None
 
 
 def _shape(text: str) -> dict[str, int | str]:
@@ -441,21 +443,21 @@ def _shape(text: str) -> dict[str, int | str]:
     return {name: size for name, size in sizes if [other for other, _ in sizes].count(name) == 1}
 
 
-def _gpus(text: str, diagnosis: Diagnosis) -> Said | None:
+def _gpus(text: str, diagnosis: Diagnosis) -> Stated | None:
     """Return the count and kind of GPUs that the text states; None if it states none."""
     if diagnosis.evidence is Evidence.CPU:
         return None
     named = next((match for rx in _GPUS if (match := rx.search(text))), None)
     if named is None:
         match = _GPU_COUNT.search(text)
-        return Said(f"{_count(match)} x GPU", shortened(match[0])) if match else None
+        return Stated(f"{_count(match)} x GPU", shortened(match[0])) if match else None
     memory = re.match(
         r"(?:(?!CPU)[^\n.;]){0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b(?!\W*(?:\w+ )?RAM)",
         text[named.end() :],
     )
     listed = len(set(re.findall(r"\bGPU \d+: (?=[A-Z])", text)))
     count = _count(named) if named.groupdict().get("count") else listed
-    return Said(
+    return Stated(
         f"{f'{count} x ' if count else ''}{shortened(named['kind'])}"
         f"{f' of {memory[1]} GB' if memory else ''}",
         shortened(re.split(r"\n|[;。]| with | and ", text[named.start() :][:80])[0], 80),

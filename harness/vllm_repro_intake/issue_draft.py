@@ -60,11 +60,6 @@ class Draft:
     # releases that are declared to be without the bug
     fixed_in: str = ""
 
-    @property
-    def duplicate_urls(self) -> list[str]:
-        """Return the addresses of the issues that may be about the same bug."""
-        return [issue_url(issue) for issue in self.duplicates]
-
     def command(self, path: Path) -> str:
         """Return the command with which a person sends the draft in the file `path`."""
         repository, _, number = self.issue.partition("#")

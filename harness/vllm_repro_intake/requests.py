@@ -66,15 +66,15 @@ _NUMBER = (
     r"(?P<about>~|≈|>|about |around |roughly |over |approximately"
     rf" )?(?P<number>{DIGITS})(?P<kilo> ?[kKM](?![A-Za-z]))?"
 )
-_ONE = rf"(?:{DIGITS})(?: ?[kKM](?![A-Za-z]))?"
+_SIZE = rf"(?:{DIGITS})(?: ?[kKM](?![A-Za-z]))?"
 _SEVERAL = re.compile(
-    rf"(?<![\w.])(?P<first>{_ONE})(?:[ -]?tokens?)?"
+    rf"(?<![\w.])(?P<first>{_SIZE})(?:[ -]?tokens?)?"
     rf"(?P<between> ?(?:to|up to|-|–|—|~|～|至|到|\.\.|through) ?|, | ?/ ?| (?:and|or) )"
-    rf"(?P<others>(?:{_ONE}(?:, (?:and |or )?| ?/ ?| (?:and|or) )){{0,20}}{_ONE})[ -]?tokens?\b"
+    rf"(?P<others>(?:{_SIZE}(?:, (?:and |or )?| ?/ ?| (?:and|or) )){{0,20}}{_SIZE})[ -]?tokens?\b"
 )
 _SIZES_LAST = re.compile(
     r"\b(?:ISL|(?i:input|prompt)[ -](?:tokens?|len(?:gth)?s?))(?: of| is| are| from)?[ =:]{1,3}"
-    rf"(?P<sizes>{_ONE}(?:(?:, (?:and |or )?| ?/ ?| (?:and|or|to) | ?[-–~] ?){_ONE}){{0,20}})"
+    rf"(?P<sizes>{_SIZE}(?:(?:, (?:and |or )?| ?/ ?| (?:and|or|to) | ?[-–~] ?){_SIZE}){{0,20}})"
     r"(?![\w%])"
 )
 """Sizes of prompts after the words for them: "ISL 1k-8k"."""
@@ -473,7 +473,7 @@ def _several(statement: str) -> Asked | None:
         return None
     written = [
         (size.rstrip(" kKM"), size[-1].strip() if size[-1] in "kKM" else "")
-        for size in (match["first"], *re.findall(_ONE, match["others"]))
+        for size in (match["first"], *re.findall(_SIZE, match["others"]))
     ]
     last, last_unit = written[-1]
     sizes = tuple(

@@ -15,7 +15,7 @@ from vllm_repro.cli.common import add_common
 from vllm_repro.errors import UsageError
 from vllm_repro.report.build import build_foreign
 from vllm_repro.report.files import write_file
-from vllm_repro.report.model import RunReport
+from vllm_repro.report.model import RunReport, issue_url
 from vllm_repro.report.script import no_script, script_of_run
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
 from vllm_repro.trigger.trigger import UNSTATED
@@ -95,7 +95,7 @@ def _warnings(report: RunReport, made: Draft) -> list[str]:
         f"the run decided nothing: {report.because}": report.verdict is Verdict.INCONCLUSIVE,
         "the run was interrupted": report.interrupted or report.journal_cut,
     }
-    return [f"may be the same as {url}" for url in made.duplicate_urls] + [
+    return [f"may be the same as {issue_url(issue)}" for issue in made.duplicates] + [
         warning for warning, holds in warnings.items() if holds
     ]
 

@@ -174,6 +174,9 @@ def test_the_package_runs_alone(
     assert lines[0].startswith("died: An exception left the engine's step or boot")
     assert lines[1] == "line 1, phase: request, 1 death"
     assert lines[-1] == "  vllm/v1/core/kv_cache_utils.py:popleft_n"
+    missing = run_alone("missing.log")
+    assert missing.returncode == 2
+    assert "cannot read missing.log: No such file or directory" in missing.stderr
 
 
 def test_the_package_alone_prints_json(
@@ -185,14 +188,6 @@ def test_the_package_alone_prints_json(
     assert (values["exception"], values["vllm_version"]) == ("IndexError", "0.28.0")
     assert values["frames"][-1] == "vllm/v1/sample/logits_processor/builtin.py:apply"
     assert run_alone("-", stdin=log).stdout.startswith("LAB: vLLM 0.28.0's own code")
-
-
-def test_the_package_alone_names_a_missing_file(
-    run_alone: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    done = run_alone("missing.log")
-    assert done.returncode == 2
-    assert "cannot read missing.log: No such file or directory" in done.stderr
 
 
 PRIVATE = re.compile(r"(?<![\w.])/(?:root|work|home/(?!someone)|tmp/pytest)\b|\bhf_\w{10}")

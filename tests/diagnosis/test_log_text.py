@@ -21,7 +21,7 @@ from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.log_text import MAX_LINE, Line, read_lines
 
 
-def one(text: str) -> Line:
+def read_line(text: str) -> Line:
     (line,) = read_lines(text)
     return line
 
@@ -57,7 +57,7 @@ def one(text: str) -> Line:
     ],
 )
 def test_prefixes_of_vllm(raw: str, parts: tuple[str, int | None, str, str, str]) -> None:
-    line = one(raw)
+    line = read_line(raw)
     assert (line.process, line.pid, line.level, line.source, line.text) == parts
     assert line.raw == raw
 
@@ -91,7 +91,7 @@ def test_prefixes_of_vllm(raw: str, parts: tuple[str, int | None, str, str, str]
 )
 def test_known_collectors_are_removed(collector: str) -> None:
     bare = "(EngineCore pid=5) ERROR 11-20 08:24:30 [core.py:1138]     raise AssertionError("
-    line = one(collector.format(bare))
+    line = read_line(collector.format(bare))
     parts = (line.process, line.pid, line.level, line.source)
     assert parts == ("EngineCore", 5, "ERROR", "core.py:1138")
     assert line.text == "    raise AssertionError("
@@ -122,7 +122,7 @@ def test_known_collectors_are_removed(collector: str) -> None:
     ],
 )
 def test_the_text_of_a_line(raw: str, text: str) -> None:
-    assert one(raw).text == text
+    assert read_line(raw).text == text
 
 
 @pytest.mark.parametrize("key", ["log", "line", "message", "MESSAGE", "msg", "textPayload"])
@@ -273,8 +273,8 @@ def access_lines(chance: random.Random, prefixes: list[str], count: int) -> Iter
 
 def padded(path: Path, chance: random.Random) -> bytes:
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    own = sorted(set(re.findall(r"^\(APIServer pid=\d+\) ", "\n".join(lines), re.MULTILINE)))
-    prefixes = chance.choice((own or [""], [*own, ""], [*own, "(APIServer pid=4242) "]))
+    servers = sorted(set(re.findall(r"^\(APIServer pid=\d+\) ", "\n".join(lines), re.MULTILINE)))
+    prefixes = chance.choice((servers or [""], [*servers, ""], [*servers, "(APIServer pid=4242) "]))
     places = sorted(chance.randrange(len(lines) + 1) for _ in range(3))
     for place in reversed(places):
         lines[place:place] = access_lines(chance, prefixes, chance.choice((30, 300, 600)))

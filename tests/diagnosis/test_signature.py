@@ -88,7 +88,7 @@ FRAME = HEAD + '  File "a.py", line 1, in f\n    g()\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "exceptions"),
     [
         (CHAIN, [("RuntimeError", "second", ("outer",))]),
         (TWO_PROCESSES, [("RuntimeError", "l", ("left",)), ("RuntimeError", "r", ("right",))]),
@@ -121,8 +121,10 @@ FRAME = HEAD + '  File "a.py", line 1, in f\n    g()\n'
         ),
     ],
 )
-def test_the_exceptions_in_a_text(text: str, found: list[tuple[str, str, tuple[str, ...]]]) -> None:
-    assert [shown(raised) for raised in find_raised(text)] == found
+def test_the_exceptions_in_a_text(
+    text: str, exceptions: list[tuple[str, str, tuple[str, ...]]]
+) -> None:
+    assert [shown(raised) for raised in find_raised(text)] == exceptions
 
 
 def test_a_chain_keeps_its_order_and_kind() -> None:
@@ -563,9 +565,8 @@ PASTED_TQ, PASTED_SCO = pasted("tq-chunked-prefill"), pasted("sco-hybrid")
 STEPS = ("schedule", "allocate_slots", "get_new_blocks")
 
 
-@pytest.mark.parametrize(
-    ("signature", "text"),
-    [
+LIKENESSES = {
+    How.MATCH: [
         (TQ, WHOLE),
         (TQ, WHOLE + "\n" + engine_wrapper(CONTINUED)),
         (TQ, engine_wrapper(CONTINUED)),
@@ -577,14 +578,7 @@ STEPS = ("schedule", "allocate_slots", "get_new_blocks")
         # White space, quotes and line breaks do not count.
         (DSV4, pasted("dsv4-tp2").replace("'", "\u2019").replace("requires ", "requires\n   ")),
     ],
-)
-def test_a_match(signature: Signature, text: str) -> None:
-    assert compare(signature, diagnose(text)).how is How.MATCH
-
-
-@pytest.mark.parametrize(
-    ("signature", "text"),
-    [
+    How.NEAR: [
         (TQ, worker_block("AssertionError", CONTINUED, "forward", "get_simultaneous")),
         (TQ, worker_block("AssertionError", "something else", *TQ.frames)),
         (TQ, OTHER_CLASS),
@@ -593,14 +587,7 @@ def test_a_match(signature: Signature, text: str) -> None:
         (MTP, worker_block("RuntimeError", MTP.message + " unless.", "_dummy_run", "_suppress")),
         (SCO, PASTED_SCO.replace("curr_block is not None", "self.num_free_blocks >= n")),
     ],
-)
-def test_half_of_it_is_near(signature: Signature, text: str) -> None:
-    assert compare(signature, diagnose(text)).how is How.NEAR
-
-
-@pytest.mark.parametrize(
-    ("signature", "text"),
-    [
+    How.OTHER: [
         (TQ, worker_block("ValueError", CONTINUED, "forward")),
         # Relatives of the bare assertion.
         (SCO, worker_block("ValueError", "Cannot get 5 free blocks from the pool", *STEPS)),
@@ -620,9 +607,15 @@ def test_half_of_it_is_near(signature: Signature, text: str) -> None:
             for block in ("", worker_block("AssertionError", message, *functions) + "\n")
         ),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "signature", "text"),
+    [(how, *row) for how, rows in LIKENESSES.items() for row in rows],
 )
-def test_another_death(signature: Signature, text: str) -> None:
-    assert compare(signature, diagnose(text)).how is How.OTHER
+def test_how_a_death_compares(how: How, signature: Signature, text: str) -> None:
+    assert compare(signature, diagnose(text)).how is how
 
 
 @pytest.mark.parametrize(
@@ -727,7 +720,4 @@ CLOSED = (
 )
 def test_nodes_that_a_death_began_with(head: str, other: str, ranks: tuple[int, ...]) -> None:
     assert failed_nodes({0: diagnose(head), 1: diagnose(other)}, FORWARD_PREFILL) == ranks
-
-
-def test_one_node_has_no_failed_nodes() -> None:
     assert failed_nodes({}, FORWARD_PREFILL) == ()

@@ -121,6 +121,18 @@ FORMS = {
             "--no-enable-prefix-caching;--max-num-seqs 9",
             "",
         ),
+        (
+            "repository: vllm/vllm-openai\ntag: v0.20.0\nargs: [--model, a/b, --seed, '1']",
+            "vllm/vllm-openai:v0.20.0;--seed 1",
+            "",
+        ),
+        (
+            "modelURL: a/b\nvllmConfig:\n  maxNumSeqs: 9\n  extraArgs: ['--seed', '1']",
+            "serve a/b;--max-num-seqs 9;--seed 1",
+            "",
+        ),
+        ('LLM(model=os.environ.get("M", "a/b"), seed=3)', "serve a/b;--seed=3", "literal"),
+        ("A=1; export VLLM_B=2\nvllm serve a/b --seed 1", "VLLM_B=2;--seed 1", ""),
         ('name = "a/b"\nn = 2\nLLM(model=name, tensor_parallel_size=n)', "a/b;-tp=2", "literal"),
         ('import os\nos.environ["VLLM_A"] = "1"\nLLM("a/b", seed=3)', "VLLM_A=1", ""),
     ],
@@ -264,6 +276,51 @@ WHOLE = [
         "number of the issue is not stated;related=",
         'issue="vllm',
     ),
+    (
+        "docker run reg.corp.internal:5000/vllm:v0.23.0 --model a/b --served-model-name ${NAME}",
+        (
+            "GAP: the image is of a private registry: --image names another one"
+            ";GAP: the value of ${NAME} is not stated"
+        ),
+        "reg.corp",
+    ),
+    # a body alone, and an endpoint alone
+    (
+        f'{SERVE}\n\nFor /v1/embeddings:\n\n```\n{{"input": "hi"}}\n```',
+        'path="/v1/embeddings", body={"input": "hi"}',
+        "",
+    ),
+    (
+        f'{SERVE}\n\n```\n{{"messages": [{{"role": "user", "content": "hi"}}]}}\n```',
+        'path="/v1/chat/completions", body={"messages"',
+        "",
+    ),
+    (
+        f"{SERVE}\n\nIt dies after some embedding requests.",
+        'request 1: its body was not read;"/v1/embeddings", body={"input": "hello"}',
+        "",
+    ),
+    # guesses, and the trigger that follows from the sizes
+    ('LLM(model="a/b", seed=os.getpid())', "the value of 'seed' in that call is not a", ""),
+    (
+        "vllm serve /models/x --enforce-eager\n\nModel: org/public",
+        'the public model: “Model: org/public”;"org/public",',
+        "",
+    ),
+    (
+        f"{SERVE} --max-model-len 1000\n\nA prompt of 5000 tokens kills it.",
+        "left out, as it exceeds --max-model-len 1000: a prompt of 5,000;chat(prompt=100,",
+        "prompt=5000",
+    ),
+    (
+        f"{SERVE}\n\nWith --enforce-eager it works sometimes, still crashes at night.",
+        "“With --enforce-eager it works sometimes, still crashes at night.”",
+        "with_flags",
+    ),
+    (f"{SERVE}\n\nA prompt of 5000 tokens, in chunks.", "chunked_prefill(chunks=2),", ""),
+    (f"{SERVE}\n\nA prompt of 5000 tokens.", " trigger=unstated(),", ""),
+    (f"{SERVE}\n\nA prompt of 4096 tokens.", " trigger=unstated(),", ""),
+    ("vllm serve a/b\n\nA prompt of 50 tokens.", " trigger=unstated(),", ""),
 ]
 LOADS = [
     (f"{BENCH} --num-prompts 3\n```", 3),

@@ -88,7 +88,7 @@ PLACES = {
 def safe(made: Draft) -> None:
     """Check that a draft is data: one import, one assignment, and calls with constants."""
     tree = ast.parse(made.text)
-    assert [type(one) for one in tree.body] == [ast.Expr, ast.ImportFrom, ast.Assign]
+    assert [type(statement) for statement in tree.body] == [ast.Expr, ast.ImportFrom, ast.Assign]
     allowed = (
         *(
             ast.Module,
@@ -249,7 +249,9 @@ def test_secrets_and_private_names_are_left_out() -> None:
             except UsageError:
                 continue
             assert plant.hidden not in made.text, plant
-            assert not any(plant.hidden in one for one in (*made.gaps, *made.guesses)), plant
+            assert not any(plant.hidden in comment for comment in (*made.gaps, *made.guesses)), (
+                plant
+            )
     private = (
         "vllm serve /home/alice/models/m --master-addr 10.1.2.3 --enforce-eager\n\n"
         "With --max-num-seqs 4 it works on node7.corp.internal of bob@example.org.\n\n"

@@ -137,7 +137,7 @@ def test_standard_input(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["missing.md"], "cannot read missing.md"),
         ([""], "no text is named"),
@@ -149,8 +149,8 @@ def test_standard_input(harness: Harness) -> None:
         (["https://github.com/vllm-project/vllm/pull/41726"], "is no issue on GitHub"),
     ],
 )
-def test_wrong_usage(harness: Harness, words: list[str], said: str) -> None:
-    assert_refused(harness("intake", *words), said, "next: ")
+def test_wrong_usage(harness: Harness, words: list[str], message: str) -> None:
+    assert_refused(harness("intake", *words), message, "next: ")
 
 
 def test_a_long_text_is_refused(harness: Harness, tmp_path: Path) -> None:
@@ -196,17 +196,17 @@ def test_a_github_issue_is_read_through_gh(
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [("echo 'not found' >&2; exit 1", "not found"), ("echo []", "it prints no issue")],
 )
 def test_a_failure_of_gh_says_what_to_do(
-    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, message: str
 ) -> None:
     gh(tmp_path, script)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert_refused(
         harness("intake", URL),
-        f"gh cannot read {URL}: {said}",
+        f"gh cannot read {URL}: {message}",
         "paste the issue's text into a file",
         status=2,
     )

@@ -355,10 +355,7 @@ STRANGER = replace(DIED, scenario="stranger", issue="o/r#1", related=("o/r#2",))
 )
 def test_duplicates(run: RunReport, issues: list[str]) -> None:
     assert duplicates(run, all_scenarios()) == issues
-
-
-def test_a_crash_of_another_open_scenario_is_a_duplicate() -> None:
-    assert CHUNKED in duplicates(OTHER, all_scenarios())
+    assert CHUNKED in duplicates(OTHER, all_scenarios()), "a crash of another open scenario"
 
 
 def run_of(example: Path, folder: Path) -> Path:
@@ -384,7 +381,9 @@ def test_a_draft_is_a_file_and_a_command_and_nothing_more(
     fixed = harness("draft", str(run), env=env)
     assert (fixed.status, "gh issue" in fixed.out) == (0, False)
     assert "No command: the bug is declared fixed in >=0.24.0" in fixed.out
-    unfixed = [replace(one, status=replace(one.status, good="")) for one in all_scenarios()]
+    unfixed = [
+        replace(scenario, status=replace(scenario.status, good="")) for scenario in all_scenarios()
+    ]
     monkeypatch.setattr("vllm_repro_intake.run_draft.all_scenarios", lambda **_: unfixed)
     done = harness("draft", str(run), env=env)
     assert done.status == 0, done.err

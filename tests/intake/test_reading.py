@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.golden_files import missing
 from tests.intake.texts import ISSUES, SERVE, checked, drafted
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import UsageError
@@ -133,15 +132,12 @@ EXPORTED = (
     ],
 )
 def test_every_form_gives_the_command(text: str, command: str) -> None:
-    found, wanted = checked(drafted(text)).reported(), parse(command)
-    assert {flag.name: "".join((flag.text or "").split()) for flag in found.flags} == {
-        flag.name: "".join((flag.text or "").split()) for flag in wanted.flags
+    drafted_command, expected = checked(drafted(text)).reported(), parse(command)
+    assert {flag.name: "".join((flag.text or "").split()) for flag in drafted_command.flags} == {
+        flag.name: "".join((flag.text or "").split()) for flag in expected.flags
     }
-    assert (found.model, found.env, found.container) == (wanted.model, wanted.env, wanted.container)
-
-
-def test_what_is_no_literal_is_a_gap() -> None:
-    assert "the value of 'seed' in that call is not a literal" in drafted(PYTHON).gaps
+    assert drafted_command.model == expected.model
+    assert (drafted_command.env, drafted_command.container) == (expected.env, expected.container)
 
 
 @pytest.mark.parametrize(
@@ -195,21 +191,6 @@ def test_what_check_refuses_is_left_out_and_named() -> None:
     assert (command.env, len(command.flags)) == ((("VLLM_USE_V1", "1"),), 1)
     for name in ("--api-key", "--swap-space", "--max-mode-len", "--sw", "LD_PRELOAD"):
         assert any("left out" in guess and name in guess for guess in made.guesses), name
-
-
-def test_what_a_draft_cannot_hold_is_a_gap() -> None:
-    made = drafted(
-        "docker run reg.corp.internal:5000/vllm:v0.23.0 --model a/b --served-model-name ${NAME}"
-    )
-    assert "reg.corp" not in made.text
-    assert (
-        missing(
-            made.gaps,
-            "the image is of a private registry: --image names another one",
-            "the value of ${NAME} is not stated",
-        )
-        == []
-    )
 
 
 HEADS = [
@@ -294,7 +275,7 @@ def test_the_release(text: str, release: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "flags", "needs"),
+    ("text", "flags", "needs"),
     [
         ("GPU: NVIDIA GeForce RTX 5080", "", "1 GPU, 16 GB each"),
         ("On 8x H20 141GB", "-tp 4", "4 GPUs, 141 GB each"),
@@ -311,8 +292,8 @@ def test_the_release(text: str, release: str) -> None:
         ),
     ],
 )
-def test_hardware(said: str, flags: str, needs: str) -> None:
-    assert str(checked(drafted(f"{SERVE} {flags}\n\n{said}")).needs) == needs
+def test_hardware(text: str, flags: str, needs: str) -> None:
+    assert str(checked(drafted(f"{SERVE} {flags}\n\n{text}")).needs) == needs
 
 
 SHAPE = (
@@ -340,12 +321,6 @@ def test_the_model_is_stated_or_known_or_a_gap(
     assert shape == sizes
     stated = not any("copy them from the model's config.json" in gap for gap in made.gaps)
     assert stated == bool(closed)
-
-
-def test_a_public_name_of_a_model_is_taken_with_a_guess() -> None:
-    made = drafted("vllm serve /models/x --enforce-eager\n\nModel: org/public")
-    assert checked(made).model.name == "org/public"
-    assert any("org/public" in guess for guess in made.guesses)
 
 
 @pytest.mark.parametrize(
@@ -460,25 +435,6 @@ def test_requests_as_sent() -> None:
 def test_no_request_has_a_prompt_of_0_tokens(text: str) -> None:
     steps: Any = checked(drafted(f"{SERVE}\n\n{text}")).workload
     assert all(step.prompt or step.fields for step in steps)
-
-
-def test_a_prompt_that_does_not_fit_is_left_out() -> None:
-    made = drafted(f"{SERVE} --max-model-len 1000\n\nA prompt of 5000 tokens kills it.")
-    assert [str(step) for step in checked(made).workload] == ["chat/completions of 100 tokens"]
-    assert any("exceeds --max-model-len 1000" in guess for guess in made.guesses)
-
-
-@pytest.mark.parametrize(
-    ("text", "trigger"),
-    [
-        (f"{SERVE}\n\nA prompt of 5000 tokens, in chunks.", "chunked_prefill(chunks=2)"),
-        (f"{SERVE}\n\nA prompt of 5000 tokens.", "unstated()"),
-        (f"{SERVE}\n\nA prompt of 4096 tokens.", "unstated()"),
-        ("vllm serve a/b\n\nA prompt of 50 tokens.", "unstated()"),
-    ],
-)
-def test_the_trigger_follows_from_the_sizes(text: str, trigger: str) -> None:
-    assert f" trigger={trigger},\n" in drafted(text).text
 
 
 def curl_with(prompt: str) -> str:
@@ -611,18 +567,13 @@ TRIED = [
 ]
 
 
-@pytest.mark.parametrize(("said", "arms"), TRIED, ids=[said for said, _ in TRIED])
-def test_a_tried_workaround_with_a_clear_result_is_an_arm(said: str, arms: dict[str, str]) -> None:
+@pytest.mark.parametrize(("words", "arms"), TRIED, ids=[words for words, _ in TRIED])
+def test_a_tried_workaround_with_a_clear_result_is_an_arm(words: str, arms: dict[str, str]) -> None:
     command = f'{SERVE} --kv-cache-dtype fp8 --speculative-config \'{{"method":"mtp"}}\''
-    made = drafted(f"{command}\n\n{said}")
-    found = checked(made).arms
-    assert {" and ".join(map(str, arm.edits)): str(arm.expected) for arm in found[1:]} == arms
-    assert all(said in made.text for _ in found[1:])
-
-
-def test_an_unclear_result_is_quoted() -> None:
-    said = "With --enforce-eager it works sometimes, still crashes at night."
-    assert any(said in guess for guess in drafted(f"{SERVE}\n\n{said}").guesses)
+    made = drafted(f"{command}\n\n{words}")
+    tried = checked(made).arms[1:]
+    assert {" and ".join(map(str, arm.edits)): str(arm.expected) for arm in tried} == arms
+    assert words in made.text or not tried
 
 
 SEEDS = {
@@ -641,8 +592,8 @@ def pair(request: pytest.FixtureRequest) -> tuple[str, Scenario, Scenario]:
     text = (ISSUES / request.param).read_text(encoding="utf-8")
     by_hand = [load_file(path) for path in sorted(scenario_folder().glob("*.py"))]
     name = SEEDS[request.param]
-    hand = next(one for one in by_hand if one.id == name.replace("_", "-"))
-    return text, checked(drafted(text, models=[one.model for one in by_hand])), hand
+    hand = next(scenario for scenario in by_hand if scenario.id == name.replace("_", "-"))
+    return text, checked(drafted(text, models=[scenario.model for scenario in by_hand])), hand
 
 
 def test_flags_and_environment_are_those_of_the_scenario(
@@ -661,13 +612,14 @@ def test_the_signature_is_that_of_the_scenario(pair: tuple[str, Scenario, Scenar
     assert ours is not None
     assert theirs is not None
     assert (ours.exception, ours.source) == (theirs.exception, theirs.source)
-    assert {Phase.BOOT if one.phase is Phase.WARMUP else one.phase for one in (ours, theirs)} == {
-        theirs.phase
-    }
-    wanted = [
+    phases = (
+        Phase.BOOT if phase is Phase.WARMUP else phase for phase in (ours.phase, theirs.phase)
+    )
+    assert set(phases) == {theirs.phase}
+    frames = [
         name for name in theirs.frames if name not in SILENT.get(hand.id.replace("-", "_"), ())
     ]
-    assert wanted[-len(ours.frames) :] == [name for name in ours.frames if name in wanted]
+    assert frames[-len(ours.frames) :] == [name for name in ours.frames if name in frames]
     assert compare(ours, diagnose(text)).how is How.MATCH
     assert compare(theirs, diagnose(text)).how is How.MATCH
 
