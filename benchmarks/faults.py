@@ -111,8 +111,25 @@ TESTED = {  # fault: file below tests/, test
         "core/running/test_trial.py test_an_answer_that_never_stops_ends_no_run"
     ),
 }
-MOMENTS = ("boot", "idle", "stream", "last pause")
-DEATH, BOOT, HANG = {"other-crash"}, {"boot-failed"}, {"hang"}
+REACHED = {
+    "boot": ("server-started", None),
+    "idle": ("answer", "before"),
+    "stream": ("request-sent", "stream"),
+    "last pause": ("answer", "stream"),
+}
+"""Event and request in the journal at which each moment begins."""
+MOMENTS = tuple(REACHED)
+BOOT, DEATH = frozenset({"boot-failed"}), frozenset({"other-crash"})
+SIGNALS = {
+    signal.SIGKILL: DEATH,
+    signal.SIGSEGV: DEATH,
+    signal.SIGILL: DEATH,
+    signal.SIGABRT: DEATH,
+    # Somebody who stops the server in good order makes no crash.
+    signal.SIGTERM: DEATH | {"infra"},
+    signal.SIGSTOP: frozenset({"hang"}),
+}
+"""Signals to the engine and the API server, with the outcomes that are allowed after the boot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,35 +150,10 @@ class Fault:
 def faults() -> list[Fault]:
     found = []
     for target, process in (("engine", "EngineCore"), ("api", "API server")):
-        for number in (
-            signal.SIGKILL,
-            signal.SIGSEGV,
-            signal.SIGILL,
-            signal.SIGABRT,
-            signal.SIGTERM,
-        ):
-            # Somebody who stops the server in good order makes no crash.
-            later = DEATH | ({"infra"} if number is signal.SIGTERM else set())
-            name = f"{process} gets {number.name}"
-            found.append(
-                Fault(
-                    name=name,
-                    target=target,
-                    number=number,
-                    at_boot=frozenset(BOOT),
-                    later=frozenset(later),
-                )
-            )
-        name = f"{process} is stopped (SIGSTOP)"
-        found.append(
-            Fault(
-                name=name,
-                target=target,
-                number=signal.SIGSTOP,
-                at_boot=frozenset(BOOT),
-                later=frozenset(HANG),
-            )
-        )
+        for number, later in SIGNALS.items():
+            does = "is stopped (SIGSTOP)" if number is signal.SIGSTOP else f"gets {number.name}"
+            name = f"{process} {does}"
+            found.append(Fault(name=name, target=target, number=number, at_boot=BOOT, later=later))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL):
         found.append(Fault(name=f"the command gets {number.name}", target="command", number=number))
     found.append(Fault(name="the disk of the run is full", target="disk"))
@@ -264,17 +256,7 @@ def records(out: Path) -> list[dict[str, Any]]:
 
 
 def reached(moment: str, seen: Sequence[dict[str, Any]]) -> bool:
-    events = [(one["event"], one.get("name")) for one in seen]
-    match moment:
-        case "boot":
-            return ("server-started", None) in events
-        case "idle":
-            return ("answer", "before") in events
-        case "stream":
-            return ("request-sent", "stream") in events
-        case "last pause":
-            return ("answer", "stream") in events
-    raise AssertionError(moment)
+    return REACHED[moment] in [(one["event"], one.get("name")) for one in seen]
 
 
 def _inject(cell: Cell, command: subprocess.Popen[bytes], out: Path) -> list[psutil.Process]:

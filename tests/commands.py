@@ -42,6 +42,22 @@ def started(
     )
 
 
+def write_script(path: Path, text: str) -> Path:
+    """Write a shell script that can be started."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def interrupted(
+    process: subprocess.Popen[bytes], number: signal.Signals, moment: str, out: Path
+) -> tuple[int, Path]:
+    """Signal the command at `moment` in its journal; return its status and its run's folder."""
+    until(lambda: moment in "".join(journals(out)))
+    return signalled(process, number, out)
+
+
 def until(happened: Callable[[], object], *, seconds: float = 60) -> None:
     """Wait until `happened` returns something. A test fails by what it then looks at."""
     deadline = time.monotonic() + seconds

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands import started
+from tests.commands import started, write_script
 from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
 from vllm_repro.host.ports import free_port
 from vllm_repro.journal.journal import Journal, read
@@ -720,9 +720,7 @@ def test_why_a_cluster_cannot_be_used_is_reported(
 def test_an_address_is_tried_before_ray_waits_for_it(
     program: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}"\n', encoding="utf-8")
-    python.chmod(0o755)
+    python = write_script(tmp_path / "python", f'exec {sys.executable} -c "{program}"')
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr(fleets, "_ANSWERS_IN_S", 2.0)
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace())

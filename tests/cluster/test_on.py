@@ -94,14 +94,13 @@ def test_the_first_line_and_the_report_are_those_of_a_run_here(
 
 def test_an_interrupted_run_is_resumed_on_a_cluster(cluster: Cluster, harness: Harness) -> None:
     done = harness("run", TQ, "--server", "rehearsal", "--arm", "reported", "--trials", "2")
-    assert done.folder is not None
-    journal = done.folder / "journal.jsonl"
+    journal = done.run / "journal.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
     ended = [number for number, line in enumerate(lines) if b'"trial-ended"' in line]
     journal.write_bytes(b"".join(lines[: ended[0] + 1]))
-    assert harness("run", "--resume", str(done.folder), "--on", "local").status == 0
+    assert harness("run", "--resume", str(done.run), "--on", "local").status == 0
     assert len(cluster.jobs) == 1
-    trials = [trial for arm in build(done.folder).arms for trial in arm.trials]
+    trials = [trial for arm in build(done.run).arms for trial in arm.trials]
     assert [(trial.number, trial.outcome.value) for trial in trials] == [(1, "crash"), (3, "crash")]
 
 

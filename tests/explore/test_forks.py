@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.commands import write_script
 from vllm_repro_explore import forks
 from vllm_repro_explore.forks import Forked, fork
 
@@ -160,10 +161,8 @@ def test_packages_that_start_no_thread_are_imported_once(text: str, tmp_path: Pa
     package = tmp_path / "site" / "torch" / "_inductor"
     package.mkdir(parents=True)
     (package / "lowering.py").write_text(text, encoding="utf-8")
-    python = tmp_path / "python"
-    script = f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} "$@"\n'
-    python.write_text(script, encoding="utf-8")
-    python.chmod(0o755)
+    start = f'PYTHONPATH={tmp_path}/site exec {sys.executable} "$@"'
+    python = write_script(tmp_path / "python", start)
     asks = "import sys; print('torch' in sys.modules)"
     (tmp_path / "forked.py").write_text(asks, encoding="utf-8")
     env = environment(tmp_path) | {"OMP_NUM_THREADS": "1"}  # else NumPy starts one

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,25 +14,30 @@ from unittest.mock import Mock
 import pytest
 
 import vllm_repro.servers.lab
-from tests.core.running.test_trial import trial_on
+from tests.core.running.test_trial import concluded, journaled, tokenize
 from tests.fake_package import fake_release
-from tests.fake_vllm import COMPLETION, Exchange, FakeVllm
+from tests.fake_vllm import COMPLETES, FakeVllm
 from tests.golden_files import missing
 from tests.scenario_texts import arm_of, broken, problems, text_of
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import InfraError, Unsupported, UsageError
-from vllm_repro.journal.journal import read
 from vllm_repro.releases.provision import Release, ReleaseCache
 from vllm_repro.releases.sources import Source
 from vllm_repro.running.assess import assess
 from vllm_repro.running.state import Observed
-from vllm_repro.running.trial import run_trial
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Capture, Scenario
 from vllm_repro.scenario.workload import Size, sized
 from vllm_repro.servers.base import Replaced, Server, ServerFacts
 from vllm_repro.servers.kinds import ServerKind
-from vllm_repro.servers.lab import LabServer, LabSite, lab_model, plugin_folder, read_replaced
+from vllm_repro.servers.lab import (
+    LabServer,
+    LabSite,
+    lab_model,
+    plugin_folder,
+    read_replaced,
+    untried,
+)
 from vllm_repro.servers.lab_launch import graph_mode, lab_launch
 from vllm_repro.servers.launch import Launch
 from vllm_repro.servers.multi_node import MultiNodeServer
@@ -44,6 +48,7 @@ from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, Standing
 from vllm_repro.vocabulary import chat, with_flags
 from vllm_repro_diagnosis.evidence import Evidence
+from vllm_repro_lab.record import Part
 
 TQ = find("tq-chunked-prefill")
 PART = Replaced(
@@ -209,9 +214,8 @@ def test_weights_are_made_if_the_scenario_asks_for_them(
         assert launch.command.has("--load-format") is dummy
         assert launch.weights.startswith("dummy" if dummy else "made")
         assert (Path(launch.command.model or "") / "model.safetensors").exists() is not dummy
-    other = find("dsv4-tp2")
     with pytest.raises(UsageError, match="not for deepseek_v4"):
-        LabSite(ServerOptions(), replace(other, lab=replace(other.lab, weights="made")))  # type: ignore[type-var]
+        LabSite(ServerOptions(), replace(DSV4, lab=replace(DSV4.lab, weights="made")))  # type: ignore[type-var]
 
 
 def test_piecewise_graphs_are_refused() -> None:
@@ -258,24 +262,18 @@ def test_a_ready_server_without_the_plugin_is_an_infra_error(tmp_path: Path) -> 
 def test_a_release_that_the_lab_cannot_run_is_unsupported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    booted = Mock(side_effect=Unsupported("it has no vllm.a"))
-    with FakeVllm(tmp_path / "log", {}) as fake:
-        monkeypatch.setattr(fake, "booted", booted)
-        trial = trial_on(fake, tmp_path)
-        with trial.journal, trial.requests:
-            conclusion = asyncio.run(run_trial(trial))
+    monkeypatch.setattr(FakeVllm, "booted", Mock(side_effect=Unsupported("it has no vllm.a")))
+    conclusion = concluded(tmp_path, {})
     assert (conclusion.outcome, conclusion.why) == (Outcome.UNSUPPORTED, "it has no vllm.a")
 
 
 def test_replaced_names_are_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with FakeVllm(tmp_path / "log", {}) as fake:
-        started = asyncio.run(fake.start())
-        monkeypatch.setattr(fake, "booted", Mock(return_value=replace(started, replaced=(PART,))))
-        trial = trial_on(fake, tmp_path)
-        with trial.journal, trial.requests:
-            asyncio.run(run_trial(trial))
-    entry = read(tmp_path / "journal.jsonl").first("server-booted")
-    assert entry is not None
+    facts = ServerFacts(
+        kind=ServerKind.LAB, evidence=Evidence.LAB, argv=("vllm",), replaced=(PART,)
+    )
+    monkeypatch.setattr(FakeVllm, "booted", Mock(return_value=facts))
+    concluded(tmp_path, {})
+    (entry,) = journaled(tmp_path, "server-booted")
     assert entry["facts"]["replaced"] == [vars(PART)]
 
 
@@ -382,21 +380,10 @@ def test_each_model_shape_has_its_own_folder(
 
 @pytest.mark.parametrize(("kind", "tokens"), [(ServerKind.LAB, 5693), (ServerKind.PROCESS, 90_109)])
 def test_a_trial_sends_the_lab_its_own_sizes(tmp_path: Path, kind: ServerKind, tokens: int) -> None:
-    def tokenize(exchange: Exchange) -> None:
-        words = sum(len(str(message["content"]).split()) for message in exchange.body["messages"])
-        exchange.answer(200, {"count": words, "tokens": [0] * words})
-
-    paths = {
-        "/tokenize": tokenize,
-        "/v1/chat/completions": lambda exchange: exchange.answer(200, COMPLETION),
-    }
-    with FakeVllm(tmp_path / "log", paths) as fake:
-        trial = trial_on(fake, tmp_path)
-        trial.scenario, trial.arm = SCO, SCO.arms[0]
-        trial.launch = Launch(kind=kind, evidence=Evidence.LAB, command=SCO.command_of(trial.arm))
-        with trial.journal, trial.requests:
-            asyncio.run(run_trial(trial))
-    sent = list(read(tmp_path / "journal.jsonl").of("request-sent"))
+    paths = {"/tokenize": tokenize, "/v1/chat/completions": COMPLETES}
+    launch = Launch(kind=kind, evidence=Evidence.LAB, command=SCO.command_of(SCO.arms[0]))
+    concluded(tmp_path, paths, scenario=SCO, arm=SCO.arms[0], launch=launch)
+    sent = journaled(tmp_path, "request-sent")
     assert [entry["prompt_tokens"] for entry in sent] == [tokens, tokens]
 
 
@@ -537,8 +524,7 @@ def test_without_a_release_named_the_lab_has_its_own(monkeypatch: pytest.MonkeyP
     assert ServerKind.LAB.facts.release(DSV4) == DSV4.lab_release == "0.32.0"
     assert ServerKind.REHEARSAL.facts.release(DSV4) == DSV4.try_with
     assert ServerKind.DOCKER.facts.release(DSV4) is None
-    tq = find("tq-chunked-prefill")
-    assert ServerKind.LAB.facts.release(tq) == tq.try_with
+    assert ServerKind.LAB.facts.release(TQ) == TQ.try_with
     monkeypatch.setattr("vllm_repro.servers.site.gpus", lambda: ())
     monkeypatch.setattr(
         ReleaseCache, "get", lambda _, source: "here" if source.release == "0.32.0" else None
@@ -572,3 +558,43 @@ def test_answers_may_be_shorter_in_the_lab(site: LabSite, tmp_path: Path) -> Non
         in launch.differences
     )
     assert chat(prompt=1, max_tokens=sized(4000, lab=4)).max_tokens == sized(4000, lab=4)
+
+
+PARTS = (
+    Part("vllm.a", "kernel", "w", "e"),
+    Part("vllm.a", "Copy.init"),
+    Part("vllm.a", "wrapped", "w", "e", runs=True),
+)
+SOURCE = """
+@jit
+def kernel():
+    return 1
+class Copy:
+    def init(self):
+        return 1
+    def other(self):
+        return 1
+def wrapped():
+    return 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "names"),
+    [
+        ("def kernel():\n    return 1", "def kernel():\n    return 2", ("kernel",)),
+        ("@jit\n", "", ("kernel",)),
+        ("def init(self):\n        return 1", "def init(self):\n        return 2", ("Copy.init",)),
+        ("def other(self):\n        return 1", "def other(self):\n        return 2", ()),
+        ("def wrapped():\n    return 1", "def wrapped():\n    return 2", ()),
+        ("def kernel():\n", "def kernel():  # a comment\n", ()),
+        ("@jit\n", "@jit\n@jit(\n", ("kernel", "Copy.init")),
+    ],
+)
+def test_only_what_differs_and_does_not_run(was: str, now: str, names: tuple[str, ...]) -> None:
+    assert SOURCE.count(was) == 1
+    assert untried(PARTS, "vllm/a.py", SOURCE, SOURCE.replace(was, now)) == names
+
+
+def test_another_file_has_no_parts() -> None:
+    assert untried(PARTS, "vllm/b.py", SOURCE, SOURCE.replace("1", "2")) == ()

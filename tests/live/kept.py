@@ -118,12 +118,11 @@ def save(kept: KeptRun, folder: Path) -> Path:
 
 def keep(words: Sequence[str], key: str, done: Done) -> KeptRun:
     """Return the run that a command just made as a kept one, without names of this machine."""
-    assert done.folder is not None
-    paths = sorted(path for name in _KEPT_FILES for path in done.folder.glob(name))
-    head = next(read(done.folder / "journal.jsonl").of("run-started"))
+    paths = sorted(path for name in _KEPT_FILES for path in done.run.glob(name))
+    head = next(read(done.run / "journal.jsonl").of("run-started"))
     private = _private_names(head.fields)
     texts = {
-        str(path.relative_to(done.folder)): path.read_text(encoding="utf-8", errors="replace")
+        str(path.relative_to(done.run)): path.read_text(encoding="utf-8", errors="replace")
         for path in paths
     }
     return KeptRun(

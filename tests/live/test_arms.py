@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Harness
-from tests.live.lab_frames import strange_frames
-from vllm_repro.releases.provision import provision
-from vllm_repro.releases.sources import Source
+from tests.live.lab_frames import assert_of_release
 
 pytestmark = pytest.mark.live
 
@@ -50,9 +48,7 @@ def test_the_engine_dies(
         "match",
     )
     assert death["frames"][-1].endswith(f":{function}")
-    assert (
-        done.kept or strange_frames(death["frames"], provision(Source(release=vllm)).packages) == []
-    )
+    assert_of_release(done, death["frames"], vllm)
 
 
 def test_an_image_larger_than_the_cache_ends_the_boot(harness: Harness) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Harness
-from tests.live.lab_frames import strange_frames
+from tests.live.lab_frames import assert_of_release, output_on_release
 from vllm_repro.host.machine import cpu_flags
 from vllm_repro.host.processes import session_members
-from vllm_repro.releases.provision import provision
-from vllm_repro.releases.sources import Source
-from vllm_repro.servers.lab import plugin_folder
 from vllm_repro.trigger.sparse_prefill import Shapes, Sizes, prefill_bytes
 from vllm_repro_diagnosis.boot_facts import observed
 from vllm_repro_diagnosis.log_text import read_lines
@@ -28,7 +24,7 @@ pytestmark = [
 ]
 
 RELEASE = "0.32.0"
-COMPARISON = Path(__file__).with_name("compare_deepseek_kernels.py")
+
 DEATH = "_forward_prefill' requires 21.80 MB, current size is 21.62 MB"
 
 
@@ -36,7 +32,6 @@ def test_the_branchs_shapes_crash_both_ranks_as_reported(harness: Harness) -> No
     done = harness("run", "dsv4-tp2", "--server", "lab", "--vllm", RELEASE, "--arm", "branch")
     assert done.status == 0, done.out + done.err
     assert done.out.startswith(f"LAB: vLLM {RELEASE}'s own code")
-    assert done.folder is not None
     report = done.report
     assert (report["verdict"], report["expected"], report["evidence"]) == (
         "reproduces",
@@ -49,12 +44,9 @@ def test_the_branchs_shapes_crash_both_ranks_as_reported(harness: Harness) -> No
     death = trial["death"]
     assert (trial["outcome"], death["signature"], death["ranks"]) == ("crash", "match", [0, 1])
     assert DEATH in death["message"]
-    assert (
-        done.kept
-        or strange_frames(death["frames"], provision(Source(release=RELEASE)).packages) == []
-    )
+    assert_of_release(done, death["frames"], RELEASE)
 
-    logs = [done.folder / name for name in (trial["log"], *trial["rank_logs"])]
+    logs = [done.run / name for name in (trial["log"], *trial["rank_logs"])]
     assert len(logs) == 2
     first_layer = Sizes(16384, 8192, 64 // 2, kinds=("sliding",))
     for log in logs:
@@ -68,7 +60,7 @@ def test_the_branchs_shapes_crash_both_ranks_as_reported(harness: Harness) -> No
     assert (stayed["rank"], stayed["silent"]) == (1, True)
     if done.kept:
         return  # its processes were those of another machine
-    journal = (done.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    journal = (done.run / "journal.jsonl").read_text(encoding="utf-8").splitlines()
     facts = next(
         entry["facts"] for entry in map(json.loads, journal) if entry["event"] == "server-started"
     )
@@ -78,18 +70,8 @@ def test_the_branchs_shapes_crash_both_ranks_as_reported(harness: Harness) -> No
 @pytest.mark.depends("search")
 def test_the_replacements_do_what_the_kernels_do(tmp_path: Path) -> None:
     """Compare with vLLM's own kernels: Triton's in its interpreter, and the CPU's."""
-    release = provision(Source(release=RELEASE))
-    found = {"PYTHONPATH": f"{release.packages}:{plugin_folder()}", "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [str(release.python), str(COMPARISON)],
-        env={**found, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1800,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    gathered, combined, answers = done.stdout.splitlines()[-3:]
+    shown = output_on_release(RELEASE, "compare_deepseek_kernels.py", tmp_path)
+    gathered, combined, answers = shown.splitlines()[-3:]
     assert gathered.startswith("0 of ")
     assert combined == "0 of 61440 indices differ"
     assert answers.startswith("0 of 1638400 answers differ")

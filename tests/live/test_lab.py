@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Harness
-from tests.live.lab_frames import strange_frames
-from vllm_repro.releases.provision import provision
-from vllm_repro.releases.sources import Source
-from vllm_repro.servers.lab import plugin_folder
+from tests.live.lab_frames import assert_of_release, output_on_release
 
 pytestmark = pytest.mark.live
 
 SCENARIO = "tq-chunked-prefill"
-COMPARISON = Path(__file__).with_name("compare_kernels.py")
 
 
 def test_the_reported_command_dies_of_the_reported_sentence(harness: Harness) -> None:
@@ -50,10 +45,7 @@ def test_the_reported_command_dies_of_the_reported_sentence(harness: Harness) ->
         "vllm/v1/worker/workspace.py:get_simultaneous",
         "vllm/v1/worker/workspace.py:_ensure_workspace_size",
     ]
-    assert (
-        done.kept
-        or strange_frames(death["frames"], provision(Source(release="0.23.0")).packages) == []
-    )
+    assert_of_release(done, death["frames"], "0.23.0")
     assert arm["server"]["kind"] == "lab"
     assert {part["name"].rsplit(".", 1)[-1] for part in arm["server"]["replaced"]} >= {
         "_tq_full_dequant_kv",
@@ -100,24 +92,10 @@ def test_the_hole_in_the_reservation_and_its_fix(harness: Harness) -> None:
 @pytest.mark.depends("search")
 def test_the_replacements_write_and_read_what_the_kernels_do(tmp_path: Path) -> None:
     """Compare with vLLM's own Triton kernels in Triton's interpreter."""
-    release = provision(Source(release="0.23.0"))
-    done = subprocess.run(
-        [str(release.python), str(COMPARISON)],
-        env={
-            "PYTHONPATH": f"{release.packages}:{plugin_folder()}",
-            "TRITON_INTERPRET": "1",
-            "PATH": "/usr/bin:/bin",
-            "HOME": str(tmp_path),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1800,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    shown = output_on_release("0.23.0", "compare_kernels.py", tmp_path)
     found = dict(
         line.split(" ", 1)
-        for line in done.stdout.splitlines()
+        for line in shown.splitlines()
         if line.startswith(("turboquant_", "flash_"))
     )
     assert found == {

@@ -6,6 +6,7 @@ failure.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ import psutil
 import pytest
 
 from tests.conftest import Harness
+from tests.live.two_ranks import growing
 from tests.web import httpx
 from vllm_repro.host.ports import free_port
 from vllm_repro.host.processes import session_members, start
@@ -71,8 +73,7 @@ def test_0_28_0_crashes_and_lives_with_the_fix_as_overlay(
     assert (trial["outcome"], trial["trigger"]["crossed"], trial["death"]) == ("clean", True, None)
     (changed,) = fixed["server"]["patched"]
     assert (changed["file"], changed["imported"]) == ("vllm/sampling_params.py", True)
-    assert done.folder is not None
-    log = (done.folder / trial["log"]).read_text(encoding="utf-8")
+    log = (done.run / trial["log"]).read_text(encoding="utf-8")
     processes = set(re.findall(r"REPRO observed imported .*\"pid\": (\d+)", log))
     assert len(processes) == 3, "API server, EngineCore and worker"
 
@@ -209,18 +210,11 @@ def running(tmp_path: Path) -> Iterator[str]:
     log = tmp_path / "server.log"
     started = start([*words, *flags.split()], environment, log)
     try:
-        size, grown = -1, time.monotonic()
-        while True:
+        for _ in growing(lambda: log.stat().st_size, 600):
             assert started.popen.poll() is None, log.read_text(encoding="utf-8")[-3000:]
-            try:
+            with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200:
                     break
-            except httpx.HTTPError:
-                pass
-            if log.stat().st_size != size:
-                size, grown = log.stat().st_size, time.monotonic()
-            assert time.monotonic() - grown < 600, "the boot makes no progress"
-            time.sleep(0.2)
         yield f"http://127.0.0.1:{port}"
     finally:
         started.end()
@@ -270,18 +264,13 @@ def test_a_killed_harness_leaves_a_real_server_that_clean_ends(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        size, grown = -1, time.monotonic()
+        logs = (tmp_path / "reports").glob
         # Kill it once EngineCore and its worker run; they are hardest to find again.
-        while True:
+        for _ in growing(lambda: sum(log.stat().st_size for log in logs("*/2*/logs/*.log")), 600):
             children = psutil.Process(process.pid).children(recursive=True)
             if sum("VLLM::" in _words(child) for child in children) >= 2:
                 break
             assert process.poll() is None
-            now = sum(log.stat().st_size for log in (tmp_path / "reports").glob("*/2*/logs/*.log"))
-            if now != size:
-                size, grown = now, time.monotonic()
-            assert time.monotonic() - grown < 600, "the boot makes no progress"
-            time.sleep(0.2)
     finally:
         process.kill()
         process.wait()

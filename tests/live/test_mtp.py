@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Harness
-from tests.live.lab_frames import strange_frames
-from vllm_repro.releases.provision import provision
-from vllm_repro.releases.sources import Source
+from tests.live.lab_frames import assert_of_release
 
 pytestmark = pytest.mark.live
 
@@ -37,7 +35,7 @@ def test_the_boot_dies_in_a_capture_of_the_reported_sentence(harness: Harness) -
     assert own[-1].endswith("turboquant_attn.py:_prefill_attention")
     assert functions[-3:] == ["__torch_function__", "check_call", "refuse"]
     assert "profile_cudagraph_memory" in functions
-    assert done.kept or strange_frames(own, provision(Source(release="0.20.2")).packages) == []
+    assert_of_release(done, own, "0.20.2")
     replaced = {part["name"]: part for part in arm["server"]["replaced"]}
     assert {
         "torch.cuda.graphs.graph",

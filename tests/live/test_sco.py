@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Harness
-from tests.live.lab_frames import strange_frames
+from tests.live.lab_frames import assert_of_release
 from tests.search.test_made_history import MAKE
 from vllm_repro.releases.provision import provision
 from vllm_repro.releases.sources import Source
@@ -49,10 +49,7 @@ def test_the_second_long_prompt_walks_off_the_free_list(harness: Harness) -> Non
         "vllm/v1/core/block_pool.py:get_new_blocks",
         "vllm/v1/core/kv_cache_utils.py:popleft_n",
     ]
-    assert (
-        done.kept
-        or strange_frames(death["frames"], provision(Source(release="0.21.0")).packages) == []
-    )
+    assert_of_release(done, death["frames"], "0.21.0")
     # Computed from the request, and observed at the connector and the free list.
     computed, listed, short = trial["trigger"]["evidence"]
     assert computed.endswith(

@@ -63,11 +63,10 @@ def test_client_and_server_agree_with_random_weights(harness: Harness, tmp_path:
     }
     label = f"random weights, 2 of 28 layers; {os.cpu_count()} CPUs"
     assert (report["throughput"]["label"], report["throughput_withheld"]) == (label, None)
-    assert done.folder is not None
-    text = (done.folder / "report.md").read_text(encoding="utf-8")
+    text = (done.run / "report.md").read_text(encoding="utf-8")
     assert ("output tok/s" in text, f"Figures of {label}" in text) == (True, True)
 
-    journal = read(done.folder / "journal.jsonl")
+    journal = read(done.run / "journal.jsonl")
     points = list(journal.of("throughput-point"))
     assert len(points) == 2 * 2  # two points for two arms
     for point in points:
@@ -101,7 +100,7 @@ def test_client_and_server_agree_with_random_weights(harness: Harness, tmp_path:
 
     lines = [
         json.loads(line)
-        for line in (done.folder / "requests.jsonl").read_text(encoding="utf-8").splitlines()
+        for line in (done.run / "requests.jsonl").read_text(encoding="utf-8").splitlines()
     ]
     taken = [line for line in lines if line["name"] == "throughput"]
     assert taken

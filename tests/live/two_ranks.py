@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,17 @@ import docker
 import psutil
 
 SCENARIO = Path(__file__).parents[1] / "data" / "declared" / "two_ranks.py"
+
+
+def growing(size: Callable[[], int], seconds: float) -> Iterator[None]:
+    """Yield five times a second; fail if the size stays the same for so many seconds."""
+    last, grown = -1, time.monotonic()
+    while True:
+        if (now := size()) != last:
+            last, grown = now, time.monotonic()
+        assert time.monotonic() - grown < seconds, "no progress"
+        time.sleep(0.2)
+        yield
 
 
 @dataclass
@@ -67,12 +78,9 @@ class Run:
 
     def report(self) -> dict[str, Any]:
         """Return the report of the ended run. Wait as long as logs and journal grow."""
-        size, grown = 0, time.monotonic()
+        progress = growing(self.written, 240)
         while self.process.poll() is None:
-            if (now := self.written()) != size:
-                size, grown = now, time.monotonic()
-            assert time.monotonic() - grown < 240, "the run makes no progress"
-            time.sleep(0.2)
+            next(progress)
         report: dict[str, Any] = json.loads(
             (self.folder / "report.json").read_text(encoding="utf-8")
         )
@@ -114,13 +122,10 @@ def begin(
             assert process.poll() is None
             time.sleep(0.1)
         run = Run(process, folders[0].parent)
-        size, grown = 0, time.monotonic()
+        progress = growing(run.written, 240)
         while not run.sent(request):
             assert process.poll() is None, "the run ended before that request"
-            if (now := run.written()) != size:
-                size, grown = now, time.monotonic()
-            assert time.monotonic() - grown < 240, "the boot makes no progress"
-            time.sleep(0.2)
+            next(progress)
     except BaseException:
         process.terminate()
         process.wait(timeout=120)

@@ -38,8 +38,7 @@ def test_the_trials_of_a_run() -> None:
 
 def test_the_requests_and_the_runs_of_a_folder(harness: Harness, tmp_path: Path) -> None:
     done = harness("run", "min-tokens-stop-ids", "--server", "rehearsal", "--arm", "reported")
-    assert done.folder is not None
-    requests = frames.requests(done.folder)
+    requests = frames.requests(done.run)
     assert (list(requests["status"]), list(requests["ok"])) == ([200, 500], [True, False])
     assert requests["completion_tokens"].iloc[0] == 4
     assert (requests["duration_s"] > 0).all()

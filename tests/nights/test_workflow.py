@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.commands import QUICK, journals, until
+from tests.commands import QUICK, journals, until, write_script
 from tests.golden_files import missing
 from vllm_repro.cli import parser
 from vllm_repro.servers.kinds import kinds
@@ -77,14 +77,9 @@ def runs(condition: str, job: Job) -> bool:
 def environment(folder: Path) -> None:
     """Make a folder like a virtual environment, whose command is that of this checkout."""
     tools = folder / "bin"
-    tools.mkdir(parents=True)
+    write_script(tools / "python", f'exec {sys.executable} "$@"')
+    write_script(tools / "vllm-repro", f'exec {sys.executable} {tools / "quick.py"} "$@"')
     (tools / "quick.py").write_text(QUICK, encoding="utf-8")
-    for name, words in (
-        ("python", sys.executable),
-        ("vllm-repro", f"{sys.executable} {tools / 'quick.py'}"),
-    ):
-        (tools / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
-        (tools / name).chmod(0o755)
 
 
 @pytest.fixture

@@ -445,6 +445,7 @@ def test_the_commit_that_fixed_it_is_found_and_resumed(
     assert f"- {hashes[7][:12]}, {today}: a change\n" in text
 
 
+OF_CHECKOUT = ("bisect", "tq-chunked-prefill", "--repo")
 SCRIPT = 'test "$(cat "$VLLM_REPRO_TREE/vllm/a.py")" -{} 7 {}'
 
 
@@ -475,21 +476,11 @@ def test_a_script_answers_instead_of_servers(
     harness: Harness, tmp_path: Path, history: tuple[Path, list[str]]
 ) -> None:
     folder, hashes = history
-    words = [
-        "bisect",
-        "tq-chunked-prefill",
-        "--repo",
-        str(folder),
-        "--find-fix",
-        "--bad",
-        hashes[0],
-        "--good",
-        "main",
-    ]
+    ends = ("--find-fix", "--bad", hashes[0], "--good", "main")
     script = SCRIPT.format(
         "ge", '&& "$VLLM_REPRO_PYTHON" -c "import os; os.environ[\'VLLM_REPRO_SOURCE\']"'
     )
-    done = harness(*words, "--script", script, "--max-boots", "3")
+    done = harness(*OF_CHECKOUT, str(folder), *ends, "--script", script, "--max-boots", "3")
     assert (done.status, done.out.splitlines()[0]) == (2, f"Script: {script}"), done.err
     cut = record_in(tmp_path / "reports", "bisect")
     assert [step["candidate"] for step in cut["steps"]][:2] == [hashes[0][:12], hashes[-1][:12]]
@@ -528,17 +519,8 @@ def test_another_exit_status_of_a_script_stops_and_is_no_answer(
     harness: Harness, tmp_path: Path, history: tuple[Path, list[str]], status: int
 ) -> None:
     folder, hashes = history
-    words = [
-        "bisect",
-        "tq-chunked-prefill",
-        "--repo",
-        str(folder),
-        "--bad",
-        "main",
-        "--good",
-        hashes[0],
-    ]
-    done = harness(*words, "--script", f"exit {status}")
+    ends = ("--bad", "main", "--good", hashes[0])
+    done = harness(*OF_CHECKOUT, str(folder), *ends, "--script", f"exit {status}")
     record = record_in(tmp_path / "reports", "bisect")
     assert (done.status, record["steps"], record["stopped"]) == (
         2,
@@ -554,18 +536,8 @@ def test_a_script_skips_with_125_and_leaves_no_process(
     folder, hashes = history
     script = SCRIPT.format("lt", f"|| exit 1; sleep 999 & echo $! >> {tmp_path}/pids")
     script = f'case "$VLLM_REPRO_SOURCE" in *@{hashes[6]}) exit 125;; esac; {script}'
-    words = [
-        "bisect",
-        "tq-chunked-prefill",
-        "--repo",
-        str(folder),
-        "--bad",
-        "main",
-        "--good",
-        hashes[0],
-        "--json",
-    ]
-    done = harness(*words, "--script", script)
+    ends = ("--bad", "main", "--good", hashes[0])
+    done = harness(*OF_CHECKOUT, str(folder), *ends, "--json", "--script", script)
     record = json.loads(done.out)
     assert (done.status, record["left"]) == (2, [hashes[6][:12], hashes[7][:12]]), record["reading"]
     assert f"{hashes[6][:12]} undecided (exit status 125)" in record["reading"]
@@ -635,9 +607,7 @@ SCRIPT_OF_MAIN = ("--bad", "main", "--good", "0.23.0", "--script", "true")
 def test_wrong_usage_of_a_checkout(
     harness: Harness, words: list[str], message: str, history: tuple[Path, list[str]]
 ) -> None:
-    assert_refused(
-        harness("bisect", "tq-chunked-prefill", "--repo", str(history[0]), *words), message, "next:"
-    )
+    assert_refused(harness(*OF_CHECKOUT, str(history[0]), *words), message, "next:")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from tests.conftest import Harness
-from tests.golden_files import assert_refused
+from tests.golden_files import assert_refused, missing
 from tests.report_examples import replace, run_of
 from tests.search.conftest import Answer, MadeUp, record_in
 from vllm_repro.errors import Unsupported
@@ -31,61 +33,115 @@ def sent(record: dict[str, Any]) -> list[list[tuple[int, str]]]:
     ]
 
 
-def test_the_threshold_is_found_with_a_limit_and_a_resume(harness: Harness, tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Search:
+    """Terminal text, record, page and last report of a search that was resumed."""
+
+    cut: str
+    record: dict[str, Any]
+    page: str
+    report: Any
+
+
+def resumed(harness: Harness, tmp_path: Path, *words: str, most: int, version: str) -> Search:
+    """Run a search up to its `most` boots, resume it, and check what every search keeps."""
+    verb, name, *_ = words
     out = tmp_path / "reports"
-    cut = harness(*THRESHOLD, "--max-boots", "1")
+    cut = harness(*words, "--max-boots", str(most))
     assert cut.status == 2, cut.err
     assert cut.out.startswith("REHEARSAL: ")
-    assert (
-        "A prompt of 4,225 tokens crashed, 4,224 did not. The checks are not finished." in cut.out
-    )
-    folder = out / "tq-chunked-prefill" / "threshold" / "latest"
-    assert f"resume:   vllm-repro threshold --resume {folder.resolve()}" in cut.out
-    first = record_in(out, "threshold")
-    assert (first["stopped"], first["answer"], first["state"]) == ("--max-boots 1", None, "open")
-    done = harness("threshold", "--resume", str(folder), "--json")
+    folder = (out / name / verb / "latest").resolve()
+    assert f"resume:   vllm-repro {verb} --resume {folder}" in cut.out
+    first = record_in(out, verb)
+    stopped = f"--max-boots {most}"
+    assert (first["stopped"], first["answer"], first["state"]) == (stopped, None, "open")
+    done = harness(verb, "--resume", str(folder), "--json")
     assert done.status == 0, done.err
-    record = record_in(out, "threshold")
+    record = record_in(out, verb)
     assert json.loads(done.out) == record
+    assert (record["boots"][:most], record["stopped"]) == (first["boots"], None)
+    page = (folder / f"{verb}.md").read_text(encoding="utf-8")
+    assert str(tmp_path) not in page + json.dumps(record)
+    runs = [f"../{name}/{boot['run']}/report.md" for boot in record["boots"]]
+    assert missing(page, *(f"]({run})" for run in runs)) == []
+    assert all((folder / run).is_file() for run in runs)
+    reports = [json.loads((folder / run).with_suffix(".json").read_text()) for run in runs]
+    again = f"{verb} {name} --server rehearsal --vllm {version} --arm reported --seed 1"
+    assert again in page
+    assert all(again in report["reproduce"] for report in reports)
+    nights = harness("history", "--json")
+    assert json.loads(nights.out)["bugs"] == [], "these runs are not of the reported arms"
+    crashed = [boot["outcome"] == "crash" for boot in record["boots"]]
+    return Search(cut.out, record, page, [*compress(reports, crashed)][-1])
+
+
+def test_the_threshold_is_found_with_a_limit_and_a_resume(harness: Harness, tmp_path: Path) -> None:
+    search = resumed(harness, tmp_path, *THRESHOLD, most=1, version="0.23.0")
+    said = "A prompt of 4,225 tokens crashed, 4,224 did not. The checks are not finished."
+    assert said in search.cut
+    record = search.record
     assert sent(record) == [
         [(100, "quiet"), (2162, "quiet"), (4224, "quiet"), (4225, "crash")],
         [(4225, "crash")],
         [(6337, "crash")],
         [(8450, "crash")],
     ]
-    assert record["boots"][0] == first["boots"][0]
-    assert (record["answer"], record["guess"], record["version"], record["stopped"]) == (
-        4225,
-        4225,
-        "0.23.0",
-        None,
-    )
-    text = (folder / "threshold.md").read_text(encoding="utf-8")
-    assert "> **REHEARSAL" in text
-    assert str(tmp_path) not in text + json.dumps(record)
-    for boot in record["boots"]:
-        run = f"../tq-chunked-prefill/{boot['run']}/report.md"
-        assert f"]({run})" in text
-        assert (folder.resolve() / run).is_file()
-    again = "threshold tq-chunked-prefill --server rehearsal --vllm 0.23.0 --arm reported --seed 1"
-    assert again in text
-    assert (
-        again
-        in json.loads((folder.resolve() / run).with_name("report.json").read_text())["reproduce"]
-    )
-    nights = harness("history", "--json")
-    assert json.loads(nights.out)["bugs"] == [], "these runs are not of the scenario's workload"
+    assert (record["answer"], record["guess"], record["version"]) == (4225, 4225, "0.23.0")
+    assert "> **REHEARSAL" in search.page
 
 
-def test_a_fixed_release_answers_every_prompt_in_one_boot(harness: Harness, tmp_path: Path) -> None:
-    done = harness(*THRESHOLD, "--vllm", "0.24.0")
-    assert done.status == 0, done.err
-    record = record_in(tmp_path / "reports", "threshold")
+def test_what_the_crash_needs_is_found_with_a_limit_and_a_resume(
+    harness: Harness, tmp_path: Path
+) -> None:
+    search = resumed(harness, tmp_path, *MINIMIZE, most=4, version="0.20.2")
+    record = search.record
+    assert record["boots"][0]["unused"] == [0, 1], "it crashed while booting"
+    assert record["answer"] == [
+        "--kv-cache-dtype turboquant_k8v4",
+        """--speculative-config '{"method":"mtp","num_speculative_tokens":3}'""",
+    ]
+    assert [why.partition(":")[0] for why in record["removals"].values()] == [
+        "untriggered",
+        "untriggered",
+    ]
+    assert "in phase warmup" in record["reading"]
+    assert record["command"] == (
+        "vllm serve \\\n  --model Lorbus/Qwen3.6-27B-int4-AutoRound \\\n  --kv-cache-dtype"
+        " turboquant_k8v4 \\\n"
+        """  --speculative-config '{"method":"mtp","num_speculative_tokens":3}'"""
+    )
+    assert record["command"] in search.page
+    (arm,) = search.report["arms"]
+    flags = [word for word in arm["server"]["argv"] if word.startswith("--")]
+    assert flags == [
+        "--model",
+        "--kv-cache-dtype",
+        "--speculative-config",
+        "--host",
+        "--port",
+    ], "what was said is what was booted"
+    assert arm["k"] == 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "status", "reading"),
+    [
+        (
+            "threshold",
+            0,
+            "None of 17 lengths from 100 to 8,450 tokens crashes it. The trigger computes 4,225.",
+        ),
+        ("minimize", 1, "clean: the boundary was crossed and the engine lived"),
+    ],
+)
+def test_a_release_without_the_bug_takes_one_boot(
+    harness: Harness, tmp_path: Path, verb: str, status: int, reading: str
+) -> None:
+    done = harness(verb, *THRESHOLD[1:], "--vllm", "0.24.0")
+    assert done.status == status, done.err
+    record = record_in(tmp_path / "reports", verb)
     assert (record["state"], record["answer"], len(record["boots"])) == ("quiet", None, 1)
-    assert (
-        record["reading"]
-        == "None of 17 lengths from 100 to 8,450 tokens crashes it. The trigger computes 4,225."
-    )
+    assert reading in record["reading"]
 
 
 @pytest.fixture
@@ -210,7 +266,17 @@ def test_a_refusal_suggests_a_command_with_the_options(harness: Harness, tmp_pat
     ("words", "message"),
     [
         (["threshold"], "no SCENARIO is named"),
-        (["threshold", "sco-hybrid", "--server", "rehearsal"], "is not the length of one prompt"),
+        *(
+            (["threshold", name, "--server", server], message)
+            for name, server, message in (
+                ("min-tokens-stop-ids", "rehearsal", "not the length of one prompt: sent_with"),
+                ("sco-hybrid", "rehearsal", "is not the length of one prompt"),
+                ("tq-prefix-hit-unreserved", "lab", "not the length of one prompt"),
+                ("tq-mtp-cudagraphs", "lab", "no prompt crashes the arm reported"),
+                ("sco-lazy-never-rests", "lab", "no prompt crashes the arm reported"),
+                ("dsv4-cpu-first-request", "lab", "every prompt crosses the boundary"),
+            )
+        ),
         ([*THRESHOLD, "--arm", "eager"], "no prompt crashes the arm eager"),
         ([*THRESHOLD, "--arm", "reported", "--arm", "near-miss-129"], "2 arms are named"),
         ([*THRESHOLD, "--arm", "prefix-hit"], "also needs a prefix in the cache"),
@@ -227,6 +293,7 @@ def test_a_refusal_suggests_a_command_with_the_options(harness: Harness, tmp_pat
             "is not declared to crash with a signature",
         ),
         ([*MINIMIZE, "--arm", "eager"], "is not declared to crash with a signature"),
+        ([*MINIMIZE, "--arm", "eager"], "--arm eager shows what this arm does"),
         (
             ["minimize", "dsv4-tp2", "--server", "rehearsal", "--arm", "branch"],
             "changes vLLM's source",
@@ -248,70 +315,6 @@ def test_wrong_usage_is_said_and_leaves_no_folder(
     assert not (tmp_path / "reports").exists()
 
 
-def test_what_the_crash_needs_is_found_with_a_limit_and_a_resume(
-    harness: Harness, tmp_path: Path
-) -> None:
-    out = tmp_path / "reports"
-    cut = harness(*MINIMIZE, "--max-boots", "4")
-    assert cut.status == 2, cut.err
-    assert cut.out.startswith("REHEARSAL: ")
-    folder = out / "tq-mtp-cudagraphs" / "minimize" / "latest"
-    assert f"resume:   vllm-repro minimize --resume {folder.resolve()}" in cut.out
-    first = record_in(out, "minimize")
-    assert (first["stopped"], first["answer"], first["state"]) == ("--max-boots 4", None, "open")
-    assert first["boots"][0]["unused"] == [0, 1], "it crashed while booting"
-    done = harness("minimize", "--resume", str(folder), "--json")
-    assert done.status == 0, done.err
-    record = record_in(out, "minimize")
-    assert json.loads(done.out) == record
-    assert record["boots"][:4] == first["boots"]
-    assert record["answer"] == [
-        "--kv-cache-dtype turboquant_k8v4",
-        """--speculative-config '{"method":"mtp","num_speculative_tokens":3}'""",
-    ]
-    assert [why.partition(":")[0] for why in record["removals"].values()] == [
-        "untriggered",
-        "untriggered",
-    ]
-    assert "in phase warmup" in record["reading"]
-    assert record["command"] == (
-        "vllm serve \\\n  --model Lorbus/Qwen3.6-27B-int4-AutoRound \\\n  --kv-cache-dtype"
-        " turboquant_k8v4 \\\n"
-        """  --speculative-config '{"method":"mtp","num_speculative_tokens":3}'"""
-    )
-    text = (folder / "minimize.md").read_text(encoding="utf-8")
-    assert record["command"] in text
-    assert str(tmp_path) not in text + json.dumps(record)
-    for boot in record["boots"]:
-        run = f"../tq-mtp-cudagraphs/{boot['run']}/report.md"
-        assert f"]({run})" in text
-        assert (folder.resolve() / run).is_file()
-    crashes = [boot for boot in record["boots"] if boot["outcome"] == "crash"]
-    smallest = json.loads(
-        (
-            out
-            / "tq-mtp-cudagraphs/minimize/tq-mtp-cudagraphs"
-            / crashes[-1]["run"]
-            / "report.json"
-        ).read_text()
-    )
-    (arm,) = smallest["arms"]
-    flags = [word for word in arm["server"]["argv"] if word.startswith("--")]
-    assert flags == [
-        "--model",
-        "--kv-cache-dtype",
-        "--speculative-config",
-        "--host",
-        "--port",
-    ], "what was said is what was booted"
-    assert arm["k"] == 1
-    again = "minimize tq-mtp-cudagraphs --server rehearsal --vllm 0.20.2 --arm reported --seed 1"
-    assert again in text
-    assert again in smallest["reproduce"]
-    nights = harness("history", "--json")
-    assert json.loads(nights.out)["bugs"] == [], "these runs are not of the reported command"
-
-
 def test_requests_that_the_crash_does_not_need_are_dropped(
     harness: Harness, tmp_path: Path, made_up: MadeUp
 ) -> None:
@@ -327,14 +330,6 @@ def test_requests_that_the_crash_does_not_need_are_dropped(
     record = record_in(tmp_path / "reports", "minimize")
     assert record["answer"] == ["long chat of 7593 tokens", "--kv-cache-dtype turboquant_4bit_nc"]
     assert "If one of these is left out" in record["reading"]
-
-
-def test_a_release_without_the_bug_is_a_surprise(harness: Harness, tmp_path: Path) -> None:
-    done = harness("minimize", "tq-chunked-prefill", "--server", "rehearsal", "--vllm", "0.24.0")
-    assert done.status == 1, done.err
-    record = record_in(tmp_path / "reports", "minimize")
-    assert (record["state"], record["answer"], len(record["boots"])) == ("quiet", None, 1)
-    assert "clean: the boundary was crossed and the engine lived" in record["reading"]
 
 
 def in_turn(*outcomes: Outcome) -> Answer:

@@ -11,6 +11,7 @@ import jsonschema
 import msgspec
 import pytest
 
+from tests.core.report.test_json_report import assert_schema
 from tests.report_examples import MAPS, without_run_links
 from vllm_repro.conversion import convert
 from vllm_repro.scenario.catalogue import find
@@ -25,8 +26,9 @@ EXPLAINED = (Path(__file__).parents[2] / "reports" / "results" / "version-maps.m
 )
 
 
-def test_there_are_maps() -> None:
-    assert MAPS
+assert MAPS
+# `jsonschema.validate` would check the schema for every map.
+MAP = jsonschema.Draft202012Validator(msgspec.json.schema(VersionMap))
 
 
 @pytest.fixture(params=MAPS, ids=lambda folder: "/".join(folder.parts[-2:]))
@@ -42,6 +44,7 @@ def scenario_of(folder: Path) -> str:
 
 def test_a_kept_map_is_whole_and_of_its_scenario(kept: tuple[Path, dict[str, Any]]) -> None:
     folder, loaded = kept
+    MAP.validate(loaded)
     assert (loaded["scenario"], loaded["pending"]) == (scenario_of(folder), [])
     assert loaded["evidence"] == ("lab" if find(scenario_of(folder)).lab else "cpu")
     if folder.name != scenario_of(folder):
@@ -54,12 +57,14 @@ def test_a_kept_map_is_whole_and_of_its_scenario(kept: tuple[Path, dict[str, Any
     }, "the scenario says something else by now"
 
 
-def test_its_markdown_says_the_same(kept: tuple[Path, dict[str, Any]]) -> None:
+def test_its_page_and_its_explanation_say_the_same(kept: tuple[Path, dict[str, Any]]) -> None:
     folder, loaded = kept
+    section = EXPLAINED.partition(f"## `{scenario_of(folder)}`\n")[2].partition("\n## ")[0]
     text = (folder / "versions.md").read_text(encoding="utf-8")
     shown = " ".join(re.findall(r"\*\*(.*?)\.?\*\*", text)).lower()
     for sentence in loaded["reading"].split(". "):
         assert sentence.lower() in shown
+        assert sentence in " ".join(section.split()), "reports/results/version-maps.md"
     rows = re.findall(r"^\| (\d\S*) \| \S+ \| (\S+) \| ([^|]*?) \|", text, flags=re.MULTILINE)
     given = {(version, arm): set(re.findall(r"[a-z-]+", what)) for version, arm, what in rows}
     assert given == {
@@ -73,28 +78,8 @@ def test_its_markdown_says_the_same(kept: tuple[Path, dict[str, Any]]) -> None:
     assert not re.search(r"/(?:root|home|tmp)/", text + json.dumps(loaded))
 
 
-def test_each_reading_is_explained(kept: tuple[Path, dict[str, Any]]) -> None:
-    folder, loaded = kept
-    section = EXPLAINED.partition(f"## `{scenario_of(folder)}`\n")[2].partition("\n## ")[0]
-    for sentence in loaded["reading"].split(". "):
-        assert sentence in " ".join(section.split())
-
-
-# `jsonschema.validate` would check the schema for every map.
-MAP = jsonschema.Draft202012Validator(msgspec.json.schema(VersionMap))
-
-
-@pytest.mark.parametrize("folder", MAPS, ids=lambda folder: folder.name)
-def test_the_schema_of_version_maps_holds(folder: Path) -> None:
-    MAP.validate(json.loads((folder / "versions.json").read_text(encoding="utf-8")))
-
-
 def test_the_schema_is_sound_and_leaves_room_for_new_keys() -> None:
-    schema = msgspec.json.schema(VersionMap)
-    jsonschema.Draft202012Validator.check_schema(schema)
-    fields = schema["$defs"]["VersionMap"]
-    assert "additionalProperties" not in fields
-    assert fields["properties"].keys() - set(fields["required"]) == {"rows", "interrupted"}
+    assert_schema(VersionMap, optional={"rows", "interrupted"})
 
 
 EXAMPLES = Path(__file__).parents[2] / "reports" / "examples"

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scenario_texts import arm_of
-from vllm_repro.errors import UsageError
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.scenario.workload import (
@@ -329,12 +328,3 @@ def test_what_was_not_sent_is_not_needed(
     kept: range | tuple[int, ...], sent: int, unsent: tuple[int, ...]
 ) -> None:
     assert with_workload()[1].unsent(tuple(kept), sent) == unsent
-
-
-@pytest.mark.parametrize(
-    ("name", "arm"), [("tq-mtp-cudagraphs", "eager"), ("tq-mtp-wrong-tokens", "reported")]
-)
-def test_an_arm_that_does_not_crash_is_refused(name: str, arm: str) -> None:
-    with pytest.raises(UsageError, match="is not declared to crash with a signature") as refused:
-        parts_of(find(name), arm=arm)
-    assert refused.value.hint == f"vllm-repro run {name} --arm {arm} shows what this arm does"

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.scenario_texts import arm_of
-from vllm_repro.errors import UsageError
 from vllm_repro.journal.journal import Entry, Recording
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.workload import chat
@@ -323,21 +322,3 @@ def test_the_longest_prompt_fits_workload_and_model(longest: int, high: int) -> 
     scenario = find("tq-chunked-prefill")
     arm = replace(scenario.arms[0], workload=(chat(prompt=100), chat(prompt=longest)))
     assert lengths_of(scenario, arm, ServerKind.LAB, ServerOptions(), "")[0].high == high
-
-
-@pytest.mark.parametrize(
-    ("name", "arm", "message"),
-    [
-        ("min-tokens-stop-ids", "reported", "not the length of one prompt: sent_with"),
-        ("sco-hybrid", "reported", "not the length of one prompt"),
-        ("tq-prefix-hit-unreserved", "reported", "not the length of one prompt"),
-        ("tq-mtp-cudagraphs", "reported", "no prompt crashes the arm reported"),
-        ("sco-lazy-never-rests", "reported", "no prompt crashes the arm reported"),
-        ("tq-chunked-prefill", "eager", "no prompt crashes the arm eager"),
-        ("dsv4-cpu-first-request", "reported", "every prompt crosses the boundary"),
-    ],
-)
-def test_other_boundaries_are_refused(name: str, arm: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message) as refused:
-        lengths(name, arm)
-    assert refused.value.hint == "to see what this arm does: vllm-repro run"

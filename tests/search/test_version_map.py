@@ -192,12 +192,11 @@ def test_a_release_whose_run_has_no_such_arm_was_not_tried() -> None:
 
 
 def test_a_release_that_was_not_installed_has_its_reason() -> None:
-    scenario = find("tq-chunked-prefill")
     own = Arm("growing", Expected.DIES, bad=">=0.24.0")
     lost = row_without_run(
         "0.24.0",
-        scenario,
-        scenario.arms[:1],
+        TQ,
+        TQ.arms[:1],
         ReleaseResult.INFRA,
         "pip cannot\nreach its package index",
     )
@@ -210,7 +209,7 @@ def test_a_release_that_was_not_installed_has_its_reason() -> None:
     msgspec.convert(map_of([lost]).as_dict(), VersionMap)
     assert (lost.declared, lost.arms[0].declared) == (Standing.GOOD, Standing.GOOD)
     assert (
-        row_without_run("0.24.0", scenario, [own], ReleaseResult.INFRA, "").arms[0].declared
+        row_without_run("0.24.0", TQ, [own], ReleaseResult.INFRA, "").arms[0].declared
         is Standing.BAD
     )
 

@@ -17,7 +17,7 @@ from tests.patched_rehearsal import DIFF, Diffs
 from tests.report_examples import run_of
 from tests.search.conftest import MadeUp
 from vllm_repro.cli import main
-from vllm_repro.errors import InfraError, Unsupported, UsageError
+from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.report.build import build
 from vllm_repro.report.json_report import RunJson
 from vllm_repro.report.model import RunReport
@@ -29,7 +29,7 @@ from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_search.versions.record import VersionMap
-from vllm_repro_search.versions.verb import releases, status_bounds
+from vllm_repro_search.versions.verb import releases
 
 TQ = ("versions", "tq-chunked-prefill", "--server", "rehearsal")
 
@@ -47,26 +47,6 @@ def map_in(out: Path) -> dict[str, Any]:
 
 def test_releases_are_sorted_and_each_is_there_once() -> None:
     assert releases("0.9.2, v0.10,0.23.0,,0.10.0,0.9.2") == ("0.9.2", "0.10.0", "0.23.0")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "names no release"),
-        (" , ", "names no release"),
-        ("0.23.0,banana", "'banana' is not the number of a vLLM release"),
-        ("0.20.0-0.24.0", "takes no range"),
-        ("v0.20 - v0.24", "takes no range"),
-    ],
-)
-def test_what_is_no_list_of_releases_is_wrong_usage(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message) as error:
-        releases(text)
-    assert error.value.hint
-
-
-def test_without_versions_the_bounds_of_the_scenario_are_taken() -> None:
-    assert status_bounds(find("tq-chunked-prefill")) == ("0.21.0", "0.23.0", "0.24.0")
 
 
 def test_each_release_is_a_run_and_the_map_tells_of_all(harness: Harness, tmp_path: Path) -> None:
@@ -169,8 +149,11 @@ def test_a_release_that_cannot_be_installed_is_a_row(harness: Harness, tmp_path:
     ("words", "status", "message"),
     [
         ([*TQ, "--versions", "0.20.0-0.24.0"], 64, "takes no range"),
+        ([*TQ, "--versions", "v0.20 - v0.24"], 64, "takes no range"),
+        ([*TQ, "--versions", ""], 64, "names no release"),
+        ([*TQ, "--versions", " , "], 64, "names no release"),
+        ([*TQ, "--versions", "0.23.0,banana"], 64, "'banana' is not the number of a vLLM release"),
         ([*TQ, "--versions", "0.1.0,0.99.0"], 64, "the rehearsal engine imitates vLLM"),
-        ([*TQ, "--versions", "banana"], 64, "is not the number of a vLLM release"),
         ([*TQ, "--arm", "eagr"], 64, "did you mean eager"),
         ([*TQ, "--out", "/proc/nowrite"], 64, "cannot write to"),
         ([*TQ, "--image", "mine:{version}"], 64, "--image has no meaning"),
@@ -385,8 +368,7 @@ def test_a_map_has_an_arm_for_each_patch(
         "hide: dies in 0.23.0, lives in 0.24.0; against what is declared: 0.23.0",
     )
     assert missing(done.out, *readings) == []
-    assert done.folder is not None
-    again = build(done.folder).reproduce
+    again = build(done.run).reproduce
     assert again.startswith("vllm-repro versions")
     assert "--expect" not in again
     jobs = made_up(living)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.commands import write_script
 from tests.conftest import Harness
 from tests.golden_files import assert_golden
 from vllm_repro import __main__ as command
@@ -549,13 +550,9 @@ done
 def test_bash_completes_it(tmp_path: Path) -> None:
     """Complete all lines in one shell: each start of the command takes a tenth of a second."""
     tools, own = tmp_path / "bin", tmp_path / "own"
-    for folder in (tools, own):
-        folder.mkdir()
-    (tools / "vllm-repro").write_text(
-        f'#!/bin/sh\nexec {sys.executable} -m vllm_repro "$@"\n', encoding="utf-8"
-    )
-    (tools / "vllm-repro").chmod(0o755)
+    own.mkdir()
     own_bug(own)
+    write_script(tools / "vllm-repro", f'exec {sys.executable} -m vllm_repro "$@"')
     completions = {
         "vllm-repro diag": ["diagnose"],
         "vllm-repro run --server d": ["docker"],

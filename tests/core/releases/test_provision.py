@@ -16,7 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.commands import lives, until
+from tests.commands import lives, until, write_script
 from tests.core.releases.conftest import silent, write_release
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.releases import installer
@@ -223,13 +223,24 @@ find-links = /a /b
 """
 
 
+# What `pip config list` prints for it.
+LISTED = """cat <<'END'
+:env:.cert='/ignored.pem'
+global.extra-index-url='\\nhttps://one.example/simple\\nfile:///two/simple'
+global.index-url='https://mirror.example/simple'
+global.timeout='20'
+install.find-links='/a /b'
+install.timeout='30'
+END"""
+
+
 def test_the_settings_of_pip_reach_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pip.conf").write_text(CONFIG)
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     installer._pip_config.cache_clear()
-    monkeypatch.setattr(shutil, "which", lambda _: str(fake_pip(tmp_path)))
+    monkeypatch.setattr(shutil, "which", lambda _: str(write_script(tmp_path / "pip", LISTED)))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     settings = uv_settings(
         {"PIP_CERT": "/ca.pem", "PIP_TRUSTED_HOST": "one.example", "UV_FIND_LINKS": "/mine"}
@@ -248,23 +259,6 @@ def test_the_settings_of_pip_reach_uv(tmp_path: Path, monkeypatch: pytest.Monkey
     installer._pip_config.cache_clear()
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert "UV_DEFAULT_INDEX" not in uv_settings({})
-
-
-def fake_pip(folder: Path) -> Path:
-    """Return a program that prints what `pip config list` prints for `CONFIG`."""
-    path = folder / "pip"
-    path.write_text(
-        "#!/bin/sh\ncat <<'END'\n"
-        ":env:.cert='/ignored.pem'\n"
-        "global.extra-index-url='\\nhttps://one.example/simple\\nfile:///two/simple'\n"
-        "global.index-url='https://mirror.example/simple'\n"
-        "global.timeout='20'\n"
-        "install.find-links='/a /b'\n"
-        "install.timeout='30'\n"
-        "END\n"
-    )
-    path.chmod(0o755)
-    return path
 
 
 @pytest.mark.parametrize(
@@ -311,7 +305,8 @@ def test_uv_runs_apart_from_the_users_environment(
 
 def test_uv_ends_with_the_run(tmp_path: Path) -> None:
     started = tmp_path / "started"
-    uv = script(tmp_path, f"echo $$ >{tmp_path}/pid; mv {tmp_path}/pid {started}; exec sleep 600")
+    text = f"echo $$ >{tmp_path}/pid; mv {tmp_path}/pid {started}; exec sleep 600"
+    uv = write_script(tmp_path / "fake-uv", text)
     program = (
         "from pathlib import Path\nfrom vllm_repro.releases import installer\n"
         f"installer.find_uv_bin = lambda: {str(uv)!r}\n"
@@ -333,13 +328,6 @@ def test_uv_ends_with_the_run(tmp_path: Path) -> None:
         run.wait()
 
 
-def script(folder: Path, text: str) -> Path:
-    path = folder / "fake-uv"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
-
-
 def use(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
-    path = script(folder, text)
+    path = write_script(folder / "fake-uv", text)
     monkeypatch.setattr(installer, "find_uv_bin", lambda: str(path))

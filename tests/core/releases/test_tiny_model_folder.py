@@ -183,9 +183,8 @@ def test_every_merge_joins_two_tokens_into_a_third(vocab: int) -> None:
 
 
 def test_ids_and_bytes() -> None:
-    tokenizer = tokenizer_json(4096)
-    assert [token["content"] for token in tokenizer["added_tokens"]] == [*SPECIAL_TOKENS, *MARKERS]
-    assert [tokenizer["model"]["vocab"][token] for token in SPECIAL_TOKENS] == [0, 1, 2, 3]
+    assert [token["content"] for token in TOKENIZER["added_tokens"]] == [*SPECIAL_TOKENS, *MARKERS]
+    assert [TOKENIZER["model"]["vocab"][token] for token in SPECIAL_TOKENS] == [0, 1, 2, 3]
     alphabet = byte_alphabet()
     assert len(set(alphabet)) == 256
     assert (alphabet[ord("a")], alphabet[ord(" ")], alphabet[ord("\n")]) == ("a", "Ġ", "Ċ")

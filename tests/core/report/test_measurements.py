@@ -338,7 +338,9 @@ def test_a_dying_engine_gives_no_figure(tmp_path: Path) -> None:
     journal.end("eager", 1)
     journal.add("measure-stopped", "reported", 1, doing="throughput (x)", why=why)
     journal.end("reported", 1, outcome="other-crash")
+    journal.entries[-1] |= {"death": DIED, "during": "throughput (x)"}
     report = journal.report(tmp_path)
+    assert "after the workload, in throughput (x)" in markdown(report)
     throughput = report_dict(report)["throughput"]
     assert (throughput["baseline_arm"], throughput["ratios"]) == ("eager", [])
     assert (throughput["bug_arm"], throughput["prices"]) == (None, [])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import write_script
 from tests.core.report.script_process import run_script
 from tests.report_examples import EXAMPLES
 from tests.scenario_texts import arm_of
@@ -107,12 +108,8 @@ def test_it_finds_what_the_harness_finds(
     printed: str,
 ) -> None:
     """Run a script with the rehearsal engine as `vllm`."""
-    vllm = tmp_path / "bin" / "vllm"
-    vllm.parent.mkdir()
-    vllm.write_text(
-        f'#!/bin/sh\nexec {sys.executable} {rehearsal_engine()} "$@"\n', encoding="utf-8"
-    )
-    vllm.chmod(0o755)
+    start = f'exec {sys.executable} {rehearsal_engine()} "$@"'
+    vllm = write_script(tmp_path / "bin" / "vllm", start)
     text = script(find(scenario), arm_of(find(scenario), arm))
     for was, now in (
         change,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.running.test_trial import FATAL, LAUNCH, SCENARIO, tried
+from tests.core.running.test_trial import FATAL, LAUNCH, SCENARIO, tokenize_prompt, tried
 from tests.fake_vllm import COMPLETION, Exchange
 from vllm_repro.host import machine
 from vllm_repro.host.machine import GpuUse
@@ -95,18 +95,11 @@ class Engine:
         )
 
 
-def tokenize(exchange: Exchange) -> None:
-    exchange.answer(
-        200,
-        {"tokens": [sum(map(ord, word)) for word in exchange.body["prompt"].split()], "count": 1},
-    )
-
-
 def concluded(folder: Path, engine: Engine, **changes: Any) -> tuple[Conclusion, Recording, Trial]:
     paths = {
         "/v1/completions": engine.completions,
         "/metrics": engine.metrics,
-        "/tokenize": tokenize,
+        "/tokenize": tokenize_prompt,
     }
     loads, output = changes.pop("throughput", ()), changes.pop("output", None)
     changes = {"measure": MeasureOptions(throughput=bool(loads)), **changes}
@@ -482,8 +475,6 @@ def test_a_process_that_does_not_get_to_its_work_notices() -> None:
     # The machine itself may be late, but not each time.
     assert min(asyncio.run(checked(lambda: None)).late_s for _ in range(20)) < 0.15
 
-
-pytestmark = pytest.mark.usefixtures("short_waits")
 
 SENT = {
     "model": "tiny",

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.commands import journals, signalled, started, until
+from tests.commands import interrupted, journals, signalled, started, until
 from tests.conftest import Done, Harness
 from tests.golden_files import assert_refused
 from tests.report_examples import REHEARSAL, report
@@ -300,11 +300,10 @@ def _interrupt(
     tmp_path: Path, state: Path, number: signal.Signals, wait_for: str
 ) -> tuple[int, Path]:
     """Start a long run, signal it at `wait_for` in its journal; return status and folder."""
-    out = tmp_path / "reports"
     fault = {"request-sent": "hang", _DEATH: ""}.get(wait_for, "slow-boot:60")
+    out = tmp_path / "reports"
     process = started(out, *TQ, VLLM_REHEARSAL_FAULT=fault, XDG_STATE_HOME=str(state))
-    until(lambda: wait_for in "".join(journals(out)))
-    return signalled(process, number, out)
+    return interrupted(process, number, wait_for, out)
 
 
 @pytest.mark.parametrize(
@@ -557,21 +556,6 @@ def test_throughput_is_measured_if_its_figures_count(
     assert (options.throughput, options.most_s) == expected
     measured = [options.applies(boot) for boot in (1, 2, 3)]
     assert measured == [expected[0], expected[0], expected[0] and expected[1] is None]
-
-
-def test_an_engine_that_dies_while_measured_gives_no_figure(
-    harness: Harness, tmp_path: Path
-) -> None:
-    done = measured(
-        harness, scenario(tmp_path, LOADS), "0.24.0", "reported", "--throughput", fault="other:20"
-    )
-    trial = done.trial
-    assert (trial["outcome"], trial["throughput"]) == ("other-crash", None)
-    assert trial["during"].startswith("throughput (32 -> 8 tokens, 2 at once)")
-    assert "reported (REHEARSAL)" not in done.out
-    assert "was not measured: the engine died or hung" in done.out
-    page = (done.run / "report.md").read_text(encoding="utf-8")
-    assert "after the workload, in throughput" in page
 
 
 def test_an_arm_that_answers_unlike_the_baseline(harness: Harness, tmp_path: Path) -> None:

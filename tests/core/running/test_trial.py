@@ -530,6 +530,12 @@ def tokenize(exchange: Exchange) -> None:
     exchange.answer(200, {"count": words + extra})
 
 
+def tokenize_prompt(exchange: Exchange) -> None:
+    """Return a token for each word, the same for the same word."""
+    tokens = [sum(map(ord, word)) for word in exchange.body["prompt"].split()]
+    exchange.answer(200, {"count": len(tokens), "tokens": tokens})
+
+
 def test_a_chat_is_counted_with_its_tools_and_template(tmp_path: Path) -> None:
     """Without them a prompt would cross a boundary that it should not reach."""
     sent: list[dict[str, Any]] = []
@@ -564,13 +570,11 @@ def test_a_conversation_grows_by_replies_and_results_of_its_tool(tmp_path: Path)
 def test_a_shared_head_has_the_size_that_was_sent(
     tmp_path: Path, kind: ServerKind, repeats: int
 ) -> None:
-    def tokenize(exchange: Exchange) -> None:
-        words = [hash(word) for word in exchange.body["prompt"].split()]
-        exchange.answer(200, {"count": len(words), "tokens": words})
 
     request = completion(prompt=128, shared=sized(96, lab=32))
     arm = replace(ARM, workload=(request, request))
-    _, trial = tried(tmp_path, {"/tokenize": tokenize}, arm=arm, launch=replace(LAUNCH, kind=kind))
+    paths = {"/tokenize": tokenize_prompt}
+    _, trial = tried(tmp_path, paths, arm=arm, launch=replace(LAUNCH, kind=kind))
     assert [asked.repeats for asked in trial.seen.requests] == [0, repeats]
     sent = {entry["body"]["prompt"] for entry in journaled(tmp_path, "request-sent")}
     assert sent == {f"(128 tokens, the first {repeats} shared)"}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from docker.types import DeviceRequest
 
-from tests.commands import journals, signalled, started, until
+from tests.commands import interrupted, started, until
 from tests.conftest import Harness
 from tests.core.servers.conftest import build
 from tests.core.servers.docker_helpers import containers_of
@@ -135,15 +135,11 @@ def test_an_engine_without_a_driver_for_gpus_is_unsupported(
     assert not any(arm["trials"] for arm in done.report["arms"][1:]), "one refusal is enough"
 
 
-def interrupted(
-    tmp_path: Path, image: str, number: signal.Signals, moment: str
-) -> tuple[int, Path]:
+def interrupt(tmp_path: Path, image: str, number: signal.Signals, moment: str) -> tuple[int, Path]:
     """Start a long run in a container and signal it when its journal contains `moment`."""
     out = tmp_path / "reports"
-    command = f"run min-tokens-stop-ids --server docker --image {image} --arm near-miss"
-    process = started(out, *command.split(), "--trials", "50")
-    until(lambda: moment in "".join(journals(out)))
-    return signalled(process, number, out)
+    run = f"run min-tokens-stop-ids --server docker --image {image} --arm near-miss --trials 50"
+    return interrupted(started(out, *run.split()), number, moment, out)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +153,7 @@ def interrupted(
 def test_an_interrupted_run_leaves_no_container(
     tmp_path: Path, engine: Engine, rehearsal_image: str, number: signal.Signals, moment: str
 ) -> None:
-    status, folder = interrupted(tmp_path, rehearsal_image, number, moment)
+    status, folder = interrupt(tmp_path, rehearsal_image, number, moment)
     assert (status, containers_of(engine, folder.name)) == (130, [])
     assert (
         json.loads((folder / "report.json").read_text(encoding="utf-8"))["interrupted"]
@@ -169,7 +165,7 @@ def test_an_interrupted_run_leaves_no_container(
 def test_after_a_sigkill_the_container_goes_too(
     tmp_path: Path, engine: Engine, rehearsal_image: str, moment: str
 ) -> None:
-    status, folder = interrupted(tmp_path, rehearsal_image, signal.SIGKILL, moment)
+    status, folder = interrupt(tmp_path, rehearsal_image, signal.SIGKILL, moment)
     assert status == -signal.SIGKILL
     time.sleep(3)  # the engine may still be creating what it was asked for
     until(lambda: not containers_of(engine, folder.name), seconds=15)

@@ -17,6 +17,7 @@ from vllm_repro.command.container import Mount
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.servers.base import Patched
 from vllm_repro.servers.docker_source import ImageSource, SourceFile
+from vllm_repro.servers.lab import plugin_folder
 from vllm_repro.servers.overlay import patch_image, patch_installed
 from vllm_repro.servers.witness import PLUGIN, witness_env, witnessed
 
@@ -100,14 +101,17 @@ def log_of(path: Path, program: str, *files: str) -> str:
     return done.stdout
 
 
-def test_vllm_finds_it_by_its_entry_point() -> None:
+@pytest.mark.parametrize(
+    ("folder", "name"), [(PLUGIN, "vllm_repro_witness"), (plugin_folder(), "vllm_repro_lab")]
+)
+def test_vllm_finds_a_plugin_by_its_entry_point(folder: Path, name: str) -> None:
     points = [
         (point.name, point.value)
-        for distribution in distributions(path=[str(PLUGIN)])
+        for distribution in distributions(path=[str(folder)])
         for point in distribution.entry_points
         if point.group == "vllm.general_plugins"
     ]
-    assert points == [("vllm_repro_witness", "vllm_repro_witness:register")]
+    assert points == [(name, f"{name}:register")]
 
 
 def test_it_never_raises_and_needs_the_standard_library_only() -> None:

@@ -44,7 +44,7 @@ from vllm_repro.servers.site import Offer, Site, choose, site_class
 from vllm_repro.tiny_model import TinyModel
 from vllm_repro_diagnosis.evidence import EVIDENCE, Evidence
 
-TQ = find("tq-chunked-prefill")
+TQ, SCO, DSV4 = find("tq-chunked-prefill"), find("sco-hybrid"), find("dsv4-tp2")
 STOP_IDS = find("min-tokens-stop-ids")
 H100 = Gpu(name="H100", memory_gb=80.0, capability=9.0, driver="580")
 PATCHED = next(arm for arm in STOP_IDS.arms if arm.patches)
@@ -113,33 +113,32 @@ def test_an_installed_vllm_is_evidence_of_what_it_runs_on(
 def test_the_lab_refuses_a_processor_that_lacks_its_operators(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    deepseek, options = find("dsv4-tp2"), ServerOptions()
+    options = ServerOptions()
     monkeypatch.setattr("vllm_repro.servers.lab.cpu_flags", lambda: frozenset({"avx512f"}))
     with pytest.raises(Unsupported, match="only for processors with avx512_bf16"):
-        LabSite(options, deepseek).prepare(print)
-    assert LabSite.offer(deepseek, options, missing="", download=True) == Offer(
+        LabSite(options, DSV4).prepare(print)
+    assert LabSite.offer(DSV4, options, missing="", download=True) == Offer(
         False, "the lab needs a processor with avx512_bf16 for it"
     )
     assert LabSite.offer(TQ, options, missing="", download=True).accepted
     monkeypatch.setattr(
         "vllm_repro.servers.lab.cpu_flags", lambda: frozenset({"avx512f", "avx512_bf16"})
     )
-    assert LabSite.offer(deepseek, options, missing="", download=True).accepted
+    assert LabSite.offer(DSV4, options, missing="", download=True).accepted
 
 
 def test_without_a_model_only_bugs_of_the_scheduler_run() -> None:
     options = ServerOptions(vllm=Source(release="0.21.0"))
-    hybrid = find("sco-hybrid")
-    site = SchedulerSite(options, hybrid)
-    launch = site.launch(hybrid, hybrid.arms[0], 1)
+    site = SchedulerSite(options, SCO)
+    launch = site.launch(SCO, SCO.arms[0], 1)
     assert (launch.kind, launch.evidence) == (ServerKind.SCHEDULER, Evidence.SCHEDULER)
     lab = {"REPRO_LAB_MECHANISM": "scheduler", "REPRO_LAB_EVIDENCE": "SCHEDULER ONLY"}
     assert launch.env.items() >= lab.items()
     assert launch.differences[0].startswith("SCHEDULER ONLY: ")
-    assert site.cannot(hybrid.arms[0]) == ""
+    assert site.cannot(SCO.arms[0]) == ""
     with pytest.raises(UsageError, match="needs a model"):
         SchedulerSite(options, TQ)
-    assert not SchedulerSite.offer(hybrid, ServerOptions(), missing="", download=True).accepted
+    assert not SchedulerSite.offer(SCO, ServerOptions(), missing="", download=True).accepted
 
 
 def test_without_a_model_nothing_is_timed_in_seconds() -> None:
@@ -225,7 +224,6 @@ def test_a_patch_without_a_vllm_package_is_infra(
         asyncio.run(server.start())
 
 
-TQ, SCO, DSV4 = find("tq-chunked-prefill"), find("sco-hybrid"), find("dsv4-tp2")
 ON_GPUS = [
     TQ,
     SCO,
@@ -260,16 +258,14 @@ def test_dummy_weights_have_the_reported_attention(scenario: Scenario) -> None:
 
 
 def test_a_tiny_model_serves_some_unless_real_weights_are_asked() -> None:
-    tiny = find("min-tokens-stop-ids")
-    assert tiny_model_of(tiny, ServerOptions()) == tiny_model_of(tiny, DUMMY)
-    assert tiny_model_of(tiny, DUMMY) == TinyModel(
+    assert tiny_model_of(STOP_IDS, ServerOptions()) == tiny_model_of(STOP_IDS, DUMMY)
+    assert tiny_model_of(STOP_IDS, DUMMY) == TinyModel(
         heads=16, kv_heads=8, head_dim=128, hidden=256, vocab=151936, max_position=40960
     )
-    assert tiny_model_of(tiny, ServerOptions(weights="real")) is None
+    assert tiny_model_of(STOP_IDS, ServerOptions(weights="real")) is None
     assert tiny_model_of(TQ, ServerOptions()) is None
-    llama = replace(
-        tiny, model=replace(tiny.model, architecture="LlamaForCausalLM", layers=1)
-    ).tiny_model
+    model = replace(STOP_IDS.model, architecture="LlamaForCausalLM", layers=1)
+    llama = replace(STOP_IDS, model=model).tiny_model
     assert (llama.family, llama.layers) == ("llama", 1) if llama else False
 
 
@@ -414,29 +410,26 @@ def test_a_tiny_model_of_the_same_architecture_keeps_flags(name: str) -> None:
     found = launch(find(name))
     assert found.command.env == find(name).reported().env
     assert not any("MODEL_RUNNER" in text for text in found.differences)
-    tq = find("tq-chunked-prefill")
-    changed = launch(tq, "bigger-chunk").command.without("--load-format", "--host", "--port")
-    command = tq.command_of(arm_of(tq, "bigger-chunk")).with_model(str(FOLDER))
+    changed = launch(TQ, "bigger-chunk").command.without("--load-format", "--host", "--port")
+    command = TQ.command_of(arm_of(TQ, "bigger-chunk")).with_model(str(FOLDER))
     assert replace(changed, env=()) == command
 
 
 def test_a_reported_key_is_no_part_of_a_command() -> None:
-    tq = find("tq-chunked-prefill")
-    found = launch(replace(tq, command=f"{tq.command} --api-key sk-of-somebody"))
-    assert found.command == launch(tq).command
+    found = launch(replace(TQ, command=f"{TQ.command} --api-key sk-of-somebody"))
+    assert found.command == launch(TQ).command
     assert "sk-of-somebody" not in found.render()
     assert any("VLLM_API_KEY" in text for text in found.differences)
 
 
 def test_an_arm_may_size_its_flags_for_the_tiny_model() -> None:
-    sco = find("sco-hybrid")
-    assert cpu_bytes(launch(sco)) == 137438953472 // 11
-    assert cpu_bytes(launch(sco, "small-cpu-pool")) == 7516192768 // 11
+    assert cpu_bytes(launch(SCO)) == 137438953472 // 11
+    assert cpu_bytes(launch(SCO, "small-cpu-pool")) == 7516192768 // 11
     assert any(
         " in place of --kv-transfer-config " in text
-        for text in launch(sco, "small-cpu-pool").differences
+        for text in launch(SCO, "small-cpu-pool").differences
     )
-    reported = sco.command_of(arm_of(sco, "small-cpu-pool")).get("--kv-transfer-config")
+    reported = SCO.command_of(arm_of(SCO, "small-cpu-pool")).get("--kv-transfer-config")
     assert '"cpu_bytes_to_use":7516192768' in (reported or "")
 
 
@@ -446,22 +439,22 @@ def test_an_arm_may_size_its_flags_for_the_tiny_model() -> None:
 )
 def test_the_leased_gpus_replace_the_reported_request(gpus: tuple[str, ...], request_: str) -> None:
     command = "docker run --gpus all reporter/vllm:mine --model Qwen/Qwen3.5-9B"
-    reported = replace(find("tq-chunked-prefill"), command=command)
+    reported = replace(TQ, command=command)
     served: dict[str, Any] = {"weights": ServedModel(name="m"), **ON_GPU}
     found = container_launch(reported, reported.arms[0], image="i", gpus=gpus, **served)
     assert container_of(found).gpus == request_
 
 
 def test_a_process_gets_its_leased_gpus() -> None:
-    tq, served = find("tq-chunked-prefill"), {"weights": ServedModel(name="m"), **ON_GPU}
-    found = process_launch(tq, tq.arms[0], vllm=("vllm",), env={}, gpus=("2", "3"), **served)
+    served = {"weights": ServedModel(name="m"), **ON_GPU}
+    found = process_launch(TQ, TQ.arms[0], vllm=("vllm",), env={}, gpus=("2", "3"), **served)
     visible = {"CUDA_VISIBLE_DEVICES": "2,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert found.env.items() >= visible.items()
 
 
 def test_a_container_gets_the_folder_and_no_hub() -> None:
-    tq, image = find("tq-chunked-prefill"), "vllm/vllm-openai:v0.23.0"
-    found = container_launch(tq, tq.arms[0], image=image, weights=made(tq), **ON_GPU)
+    image = "vllm/vllm-openai:v0.23.0"
+    found = container_launch(TQ, TQ.arms[0], image=image, weights=made(TQ), **ON_GPU)
     assert [mount.target for mount in container_of(found).mounts] == [CONTAINER_MODEL]
     assert (found.env["HF_HUB_OFFLINE"], found.command.model) == ("1", CONTAINER_MODEL)
     assert found.weights.startswith("dummy: 1 layer, ")
