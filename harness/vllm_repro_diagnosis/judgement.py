@@ -565,7 +565,10 @@ def _of_script(raised: Raised) -> bool:
     named = raised.process and not raised.process.startswith("rank")
     if raised.level or named or _in_vllm(raised) or raised.reports_dead_engine:
         return False
-    return raised.functions[:1] in (("<module>",), ("_run_module_as_main",))
+    if raised.functions[:1] in (("<module>",), ("_run_module_as_main",)):
+        return True
+    # a file of the user's has no package, and a process of the engine begins in a library
+    return bool(raised.frames) and "/" not in raised.frames[0].file
 
 
 _ALONE = "An exception without its log does not show whether an engine died"
