@@ -278,6 +278,9 @@ def _before(line: float | None, other: float | None) -> bool:
     return line is not None and (other is None or line < other)
 
 
+_LEFT = "An exception left the engine's step or boot, where nothing catches it"
+
+
 def _leaves(root: Root) -> bool:
     """Return True if a traceback of the chain leaves an engine's step or boot."""
     return any(leaves_the_engine(link) for link in root.printed.links)
@@ -451,7 +454,7 @@ def _uncaught(case: _Case) -> Diagnosis | None:
         if cause.of_lost_peer:
             why = f"This rank lost its peer, and only the peer's log can show why: {_named(cause)}."
             return _undecided(why, cause)
-        return _died(f"An exception left the engine's own loop: {_named(cause)}.", cause)
+        return _died(f"{_LEFT}: {_named(cause)}.", cause)
     if cause is not None and _by_fatal_logger(case, cause.raised):
         return _died(f"EngineCore logged this as it died: {_named(cause)}.", cause)
     if case.ordered:
@@ -630,8 +633,7 @@ def _pasted(case: _Case) -> Diagnosis | None:
     if root is None or (_is_exit(root.raised) and (life.booted or SignKind.ENDED in life)):
         return None
     if _leaves(root):
-        why = "An exception left the engine's step or boot, where nothing catches it"
-        return _died(f"{why}: {_named(root)}.", root)
+        return _died(f"{_LEFT}: {_named(root)}.", root)
     functions = frozenset(root.raised.functions)
     if starting(functions - {"<module>"}) and not _is_exit(root.raised):
         return _died(f"The server ended while it booted: {_named(root)}.", root, Phase.BOOT)
