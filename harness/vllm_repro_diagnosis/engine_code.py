@@ -60,6 +60,7 @@ _START = _names("""
 _UTILITY = _names("_invoke_utility_method add_lora save_sharded_state sleep wake_up")
 _ENGINE_FILES = (
     *("vllm/v1/worker/", "vllm/v1/core/", "vllm/v1/engine/core", "vllm/v1/executor/"),
+    "vllm_ascend/worker/",
     *("vllm/worker/", "vllm/core/", "vllm/engine/", "vllm/executor/"),  # to 0.10
 )
 

@@ -286,6 +286,9 @@ def _before(line: float | None, other: float | None) -> bool:
     return line is not None and (other is None or line < other)
 
 
+_LEFT = "An exception left the engine's step or boot, where nothing catches it"
+
+
 def _leaves(root: Root) -> bool:
     """Return True if a traceback of the chain leaves an engine's step or boot."""
     return any(leaves_the_engine(link) for link in root.printed.links)
@@ -474,7 +477,7 @@ def _uncaught(case: _Case) -> Diagnosis | None:
     if cause is not None and _left_the_engine(case):
         if cause.of_lost_peer:
             return _by_exception(None, _LOST_PEER, cause)
-        return _by_exception(True, "An exception left the engine's own loop", cause)
+        return _by_exception(True, _LEFT, cause)
     if cause is not None and _by_fatal_logger(case, cause.raised):
         return _by_exception(True, "EngineCore logged this as it died", cause)
     if case.ordered:
@@ -589,7 +592,10 @@ def _of_script(raised: Raised) -> bool:
     named = raised.process and not raised.process.startswith("rank")
     if raised.level or named or _in_vllm(raised) or raised.reports_dead_engine:
         return False
-    return raised.functions[:1] in (("<module>",), ("_run_module_as_main",))
+    if raised.functions[:1] in (("<module>",), ("_run_module_as_main",)):
+        return True
+    # a file of the user's has no package, and a process of the engine begins in a library
+    return bool(raised.frames) and "/" not in raised.frames[0].file
 
 
 _ALONE = "An exception without its log does not show whether an engine died"
@@ -649,8 +655,7 @@ def _pasted(case: _Case) -> Diagnosis | None:
     if root is None or (_is_exit(root.raised) and (life.booted or Meaning.ENDED in life)):
         return None
     if _leaves(root):
-        why = "An exception left the engine's step or boot, where nothing catches it"
-        return _by_exception(True, why, root)
+        return _by_exception(True, _LEFT, root)
     functions = frozenset(root.raised.functions)
     if starting(functions) and not _is_exit(root.raised):
         return _by_exception(True, "The server ended while it booted", root, Phase.BOOT)

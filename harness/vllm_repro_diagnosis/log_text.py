@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 
 from vllm_repro_diagnosis.access_runs import AccessRuns
@@ -28,8 +28,12 @@ _LAST = 2**31
 MAX_LINE = 1 << 20
 """Longest line kept, in characters: a scheduler dump with long block lists fits."""
 
-_SAMPLE = 20
-"""First lines that show whether the text is a table."""
+_SAMPLE = 80
+"""First lines that show whether the text is a table, or wrapped."""
+_COLUMNS = range(60, 401)
+"""Widths of a terminal that wraps a log."""
+_FULL = 3
+"""Lines of a terminal's width, without a record below them, before a text counts as wrapped."""
 _AHEAD = 400
 """Lines read before the first is returned, to learn the prefix of an unknown collector."""
 _PART = 2**-20
@@ -274,12 +278,48 @@ def _physical_lines(
             if match := _FIELD.fullmatch(line):
                 yield number, json.loads(match[1])
     else:
-        runs.off = False
-        for number, line in every:
+        width = _width(head)
+        runs.off = width > 0
+        for number, line in _unwrapped(every, width) if width else every:
             if line.startswith(("{", "[{")) and len(line) > 2:
                 yield from ((number + runs.lines, text) for text in _from_record(line))
             else:
                 yield number + runs.lines, line
+
+
+_BEGINS = re.compile(
+    r"\([A-Za-z][\w.:-]*[^)]{0,20} pid=|\[(?:pod|rank|\d)|\{\"|\S+\s+\||\d{4}-\d\d-"
+    r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|[A-Z][a-z]{2} [ \d]\d \d\d:"
+    r"|[│┃]| *(?:File \"|Traceback |[~^]{3})|(?:[a-z_]\w*\.)*[A-Z]\w+(?:Error|Exception)\b"
+)
+"""The beginning of a record, a frame or an exception, which continues no wrapped line."""
+_MOST_ROWS = 400
+"""Most rows of a terminal that are joined into one line."""
+
+
+def _width(head: list[str]) -> int:
+    """Return the width at which a terminal wrapped the lines; 0 if it wrapped none."""
+    width = max(map(len, head), default=0)
+    full = sum(
+        2 if line.startswith('  File "') else 1
+        for line, after in pairwise(head)
+        if len(line) == width and after.strip() and not _BEGINS.match(after)
+    )
+    return width if width in _COLUMNS and full >= _FULL else 0
+
+
+def _unwrapped(lines: Iterable[tuple[int, str]], width: int) -> Iterator[tuple[int, str]]:
+    """Yield (number, text) of lines, with the rest of a wrapped line behind its beginning."""
+    first, rows = 0, [""]
+    for number, line in lines:
+        wraps = len(rows[-1]) == width and len(rows) < _MOST_ROWS
+        if first and not (wraps and line and not _BEGINS.match(line)):
+            yield first, "".join(rows)
+            first, rows = 0, []
+        first = first or number
+        rows.append(line)
+    if first:
+        yield first, "".join(rows)
 
 
 def _encoding(first: bytes) -> str:

@@ -62,7 +62,15 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
     ("exit status", Meaning.KILLED, rf"{_EXIT}(?:13[245679]|-(?:[46-9]|11))(?!\d|\.\d)"),
     ("exit status", Meaning.ENDED, rf"{_EXIT}(?:124|129|130|131|143|-(?:[123]|15))(?!\d|\.\d)"),
     ("exit status", Meaning.EXITED, rf"^(?!\W*\"ExitCode\": 0).*{_EXIT}-?\d{{1,3}}(?!\d|\.\d)"),
-    ("signal", Meaning.KILLED, rf"{_SIGNAL}(?:KILL|SEGV|ABRT|BUS|ILL|FPE|11|[46-9])\b"),
+    (
+        "signal",
+        Meaning.KILLED,
+        # then a launcher written in Go
+        (
+            rf"{_SIGNAL}(?:KILL|SEGV|ABRT|BUS|ILL|FPE|11|[46-9])\b"
+            r"|\bsignal: (?:killed|aborted|segmentation fault|bus error)(?: \(core dumped\))?$"
+        ),
+    ),
     ("signal", Meaning.ENDED, rf"{_SIGNAL}(?:HUP|INT|QUIT|TERM|15|[123])\b"),
     (
         "shell",

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from vllm_repro_diagnosis.engine_code import CLEANUP, LOOPS, TEARDOWN
+from vllm_repro_diagnosis.engine_code import CLEANUP, LOOPS, TEARDOWN, leaves_the_engine
 from vllm_repro_diagnosis.tracebacks import ENGINE_NAMES, Frame, Raised, bare_name, is_core
 
 
@@ -302,6 +302,10 @@ def _from_engine(raised: Raised) -> bool:
         or _by_torch(raised)
         or (
             not raised.process
-            and any(not LOOPS.isdisjoint(link.functions) for link in raised.links)
+            # the first frames of a traceback may be missing
+            and any(
+                not LOOPS.isdisjoint(link.functions) or leaves_the_engine(link)
+                for link in raised.links
+            )
         )
     )

@@ -124,7 +124,7 @@ def bare_name(exception: str) -> str:
 
 _PACKAGES = re.compile(
     "asyncio|concurrent|fastapi|flashinfer|multiprocessing|ray|starlette|torch|transformers|triton"
-    "|uvicorn|uvloop|vllm_repro_lab|xgrammar"
+    "|torch_npu|uvicorn|uvloop|vllm_(?:ascend|gaudi|neuron|repro_lab|spyre)|xgrammar"
 )
 
 
@@ -171,7 +171,13 @@ _NATIVE = tuple(
             ),
         ),
         ("NCCL error", r"(NCCL WARN (?:Cuda failure|HIP failure|.*[Ee]rror|.*[Aa]bort).*)"),
-        ("NPU error", r"^(?:\[W[^\]]+\] Warning: )?(E[A-Z]\d{4}: (?:Inner Error|\[PID).*)"),
+        (
+            "NPU error",
+            (
+                r"^(?:\[W[^\]]+\] Warning: )?(E[A-Z]\d{4}: (?:Inner Error|\[PID).*)"
+                r"|^\[ERROR\] \S+ \(PID:\d+, Device:.*?\) (ERR\d{5} .*)"
+            ),
+        ),
         (
             "GPU fault",
             (
