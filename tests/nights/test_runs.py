@@ -16,12 +16,18 @@ from tests.report_examples import EXAMPLES, LIVED, REHEARSAL
 from vllm_repro.journal.journal import Journal
 from vllm_repro.report.build import build
 from vllm_repro.report.json_report import report_dict
+from vllm_repro.report.model import RunReport
 from vllm_repro.report.runs import run_of
 from vllm_repro_nights.runs import read_runs
 
 RUN = ("run", "tq-chunked-prefill", "--server", "rehearsal", "--arm", "reported")
 TQ = "tq-chunked-prefill/20270101T000000Z-ffffff"
 SOURCE = REHEARSAL / "journal.jsonl"
+
+
+@pytest.fixture(autouse=True)
+def cache_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro_nights.runs.cache_root", lambda: tmp_path / "cache")
 
 
 @pytest.fixture
@@ -63,6 +69,57 @@ def test_a_report_gives_the_same_as_its_journal(reports: Path) -> None:
         if spoil == "older":
             os.utime(report, (1, 1))
     assert read_runs(reports) == (runs, [])
+
+
+def test_a_journal_without_a_report_is_rendered_once(
+    reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a folder that cannot be written, until its journal or the code changes."""
+    folders = [journal.parent for journal in sorted(reports.glob("*/*/journal.jsonl"))]
+    for folder in folders:
+        (folder / "report.json").unlink()
+        folder.chmod(0o555)
+    built: list[Path] = []
+
+    def counted(folder: Path) -> RunReport:
+        built.append(folder)
+        return build(folder)
+
+    monkeypatch.setattr("vllm_repro_nights.runs.build", counted)
+    first = read_runs(reports)
+    assert sorted(built) == folders
+    assert read_runs(reports) == first
+    assert len(built) == len(folders)
+    journal = folders[0] / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes() + b'{"t": 1')
+    assert [
+        run.journal_cut for run in read_runs(reports)[0] if run.id.endswith(folders[0].name)
+    ] == [True]
+    assert built[len(folders) :] == [folders[0]]
+    monkeypatch.setattr("vllm_repro.__version__", "9")
+    read_runs(reports)
+    assert len(built) == 2 * len(folders) + 1
+
+
+def test_a_cache_that_cannot_be_written_or_read_is_no_error(reports: Path, tmp_path: Path) -> None:
+    (reports / TQ).mkdir()
+    shutil.copyfile(SOURCE, reports / TQ / "journal.jsonl")
+    cache = tmp_path / "cache" / "history"
+    first = read_runs(reports)
+    (kept,) = cache.iterdir()
+    kept.write_text('{"x": [1')
+    assert read_runs(reports) == first
+    shutil.rmtree(cache)
+    cache.write_text("a file")
+    assert read_runs(reports) == first
+
+
+def test_only_so_many_folders_of_reports_are_kept(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / str(number) / TQ).mkdir(parents=True)
+        shutil.copyfile(SOURCE, tmp_path / str(number) / TQ / "journal.jsonl")
+        read_runs(tmp_path / str(number))
+    assert len(list((tmp_path / "cache" / "history").iterdir())) == 16
 
 
 def test_a_run_is_read_when_it_ends_and_when_it_is_killed(harness: Harness, tmp_path: Path) -> None:
