@@ -21,7 +21,8 @@ from vllm_repro.client.sdk import SdkView
 from vllm_repro.conversion import convert
 from vllm_repro.host.machine import Gpu, GpuUse
 from vllm_repro.report.measurements import ArmSpeed, LoadBoot, MeasureReport, PhaseCounters
-from vllm_repro.servers.base import Patched, Replaced
+from vllm_repro.servers.base import Replaced
+from vllm_repro.servers.witness import Patched
 from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted
 from vllm_repro.verdict.throughput import Figures, Ratio, Spread, ThroughputChange

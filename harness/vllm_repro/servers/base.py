@@ -21,6 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.witness import Patched, witnessed
 from vllm_repro_diagnosis.evidence import Evidence
 
 
@@ -51,18 +52,6 @@ class Replaced:
     why: str
     # effect on the bug
     effect: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patched:
-    """A file of vLLM's source that an arm's patch changed, as the server found it."""
-
-    # path below site-packages
-    file: str
-    # as the server found it
-    sha256: str
-    # changed functions that the lab replaces, so they did not run
-    untried: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +121,6 @@ class Server(ABC):
 
         ready: False if the boot failed. Raises like `start`.
         """
-        from vllm_repro.servers.witness import witnessed  # here: it imports this module
-
         if not self.patched or self.log_path is None:
             return facts
         log = self.log_path.read_text(encoding="utf-8", errors="replace")

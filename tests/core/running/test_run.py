@@ -558,6 +558,21 @@ def test_throughput_is_measured_if_its_figures_count(
     assert measured == [expected[0], expected[0], expected[0] and expected[1] is None]
 
 
+def test_an_engine_that_dies_while_measured_gives_no_figure(
+    harness: Harness, tmp_path: Path
+) -> None:
+    done = measured(
+        harness, scenario(tmp_path, LOADS), "0.24.0", "reported", "--throughput", fault="other:20"
+    )
+    trial = done.trial
+    assert (trial["outcome"], trial["throughput"]) == ("other-crash", None)
+    assert trial["during"].startswith("throughput (32 -> 8 tokens, 2 at once)")
+    assert "reported (REHEARSAL)" not in done.out
+    assert "was not measured: the engine died or hung" in done.out
+    page = (done.run / "report.md").read_text(encoding="utf-8")
+    assert "after the workload, in throughput" in page
+
+
 def test_an_arm_that_answers_unlike_the_baseline(harness: Harness, tmp_path: Path) -> None:
     """Spoil the fourth request of each arm: it is an output check only in the reported arm."""
     path = scenario(tmp_path, '    output=checks(same=16, baseline="bigger-chunk"),\n')

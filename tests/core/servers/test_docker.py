@@ -29,11 +29,12 @@ from tests.web import httpx
 from vllm_repro.command.container import ContainerSpec, Mount, Publish, Ulimit
 from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.host.ports import free_port
-from vllm_repro.servers.base import Exit, Patched
+from vllm_repro.servers.base import Exit
 from vllm_repro.servers.docker import DockerServer, create_arguments
 from vllm_repro.servers.docker_engine import RUN_LABEL, Engine, remove_container
 from vllm_repro.servers.docker_source import image_source
 from vllm_repro.servers.overlay import patch_image
+from vllm_repro.servers.witness import Patched
 from vllm_repro_diagnosis.evidence import Evidence
 
 pytestmark = [pytest.mark.docker, pytest.mark.anyio]

@@ -15,11 +15,10 @@ import pytest
 from tests.fake_package import BEFORE, FILE, PATCH, PROGRAM, write_package
 from vllm_repro.command.container import Mount
 from vllm_repro.errors import InfraError, Unsupported
-from vllm_repro.servers.base import Patched
 from vllm_repro.servers.docker_source import ImageSource, SourceFile
 from vllm_repro.servers.lab import plugin_folder
 from vllm_repro.servers.overlay import patch_image, patch_installed
-from vllm_repro.servers.witness import PLUGIN, witness_env, witnessed
+from vllm_repro.servers.witness import PLUGIN, Patched, witness_env, witnessed
 
 DIGEST = hashlib.sha256(b"ANSWER = 42\n").hexdigest()
 INSIDE = "/opt/venv/lib/python3.12/site-packages/vllm/answer.py"

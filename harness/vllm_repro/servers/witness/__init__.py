@@ -7,15 +7,27 @@ an old compiled file. The plugin logs which patched files its process found, and
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_repro.errors import InfraError
-from vllm_repro.servers.base import Patched
 from vllm_repro_diagnosis.boot_facts import observed
 from vllm_repro_diagnosis.log_text import read_lines
 
 PLUGIN = Path(__file__).resolve().parent / "plugin"
 """Folder for PYTHONPATH, with the plugin and its entry point."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patched:
+    """A file of vLLM's source that an arm's patch changed, as the server found it."""
+
+    # path below site-packages
+    file: str
+    # as the server found it
+    sha256: str
+    # changed functions that the lab replaces, so they did not run
+    untried: tuple[str, ...] = ()
 
 
 def witness_env(files: Iterable[str], *path: str) -> dict[str, str]:
