@@ -40,9 +40,10 @@ def add_run_options(
     each run is one boot. on: end of the help of `--on`; empty if the verb has none. throughput:
     measure it by default, with an option to leave it out.
     """
-    parser.add_argument("--arm", action="append", metavar="A", help=arm)
+    group = parser.add_argument_group("boots and results")
+    group.add_argument("--arm", action="append", metavar="A", help=arm)
     if trials:
-        parser.add_argument(
+        group.add_argument(
             "--trials",
             type=_trials_or_auto if auto else _trials,
             default=1,
@@ -53,7 +54,7 @@ def add_run_options(
     else:
         parser.set_defaults(trials=1)
     if on:
-        parser.add_argument(
+        group.add_argument(
             "--on",
             metavar="CLUSTER",
             help=(
@@ -62,14 +63,14 @@ def add_run_options(
             )
             + on,
         )
-    parser.add_argument(
+    group.add_argument(
         "--out", type=Path, metavar="DIR", help="where runs are written (default: reports)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--seed", type=int, default=1, metavar="N", help="seed of the prompts (default: 1)"
     )
     default = TimeLimits()
-    parser.add_argument(
+    group.add_argument(
         "--answer-stall",
         type=seconds,
         default=default.answer_stall,
@@ -80,7 +81,7 @@ def add_run_options(
         ),
     )
     if throughput:
-        parser.add_argument(
+        group.add_argument(
             "--throughput",
             action=argparse.BooleanOptionalAction,
             help=(

@@ -77,8 +77,9 @@ def add_server_options(
             ),
         },
     }
+    group = parser.add_argument_group("server")
     for name in which:
-        parser.add_argument(f"--{name}", **options[name])
+        group.add_argument(f"--{name}", **options[name])
 
 
 def _without_v1(text: str) -> str:
