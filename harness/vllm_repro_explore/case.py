@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 
@@ -45,6 +45,10 @@ class Request:
     images: tuple[tuple[int, int, int], ...] = ()
     # the API server processes its images, and then refuses it
     refused: bool = False
+    # number of the request whose prompt and answer its prompt begins with; -1 for none
+    follows: int = -1
+    # tokens before which the answer must not end by a token (`min_tokens`)
+    least: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +95,14 @@ class Setup:
     # (step, operation); `pause-keep-clear-10` pauses for 10 steps in the mode "keep" and clears
     # the caches; `-sleep-` also sleeps
     ops: tuple[tuple[int, str], ...] = ()
+    # answers may end at `max_len`
+    cut: bool = False
+    # blocks of each offloaded chunk
+    chunk_blocks: int = 1
+    # the drafts are those of EAGLE or MTP, whose blocks hold a token less
+    eagle: bool = False
+    # the engine keeps statistics
+    stats: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,10 +118,18 @@ class Case:
     @classmethod
     def numbered(cls, setup: Setup, waves: Iterable[Iterable[Request]], seed: int) -> Case:
         """Return the case with the requests numbered from 1 on."""
-        numbers = count(1)
+        kept, numbers = [list(wave) for wave in waves], count(1)
+        # a copy of a request has its number; followers follow the last one
+        renamed = {ask.number: number for ask, number in zip(chain(*kept), count(1))}
         return cls(
             setup,
-            tuple(tuple(replace(ask, number=next(numbers)) for ask in wave) for wave in waves),
+            tuple(
+                tuple(
+                    replace(ask, number=next(numbers), follows=renamed.get(ask.follows, -1))
+                    for ask in wave
+                )
+                for wave in kept
+            ),
             seed,
         )
 
@@ -144,8 +164,18 @@ def longest_of(asks: Iterable[Request], block: int) -> int:
     A part of a session has up to two blocks.
     """
     return max(
-        ask.prompt + ask.answer + len(ask.segments) * (2 * block + ask.answer) for ask in asks
+        (ask.prompt + ask.answer + len(ask.segments) * (2 * block + ask.answer) for ask in asks),
+        default=0,
     )
+
+
+def least_length(setup: Setup, asks: Sequence[Request]) -> int:
+    """Return the least `max_len` with which vLLM accepts the requests and all they grow to.
+
+    If answers may be cut, only a session keeps room for them.
+    """
+    whole = [ask for ask in asks if ask.segments or not setup.cut]
+    return max(*(ask.prompt + 1 for ask in asks), 0, longest_of(whole, setup.block))
 
 
 def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
@@ -168,6 +198,11 @@ def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
         "answers that end by their tokens": any(ask["eos"] or ask["stops"] for ask in asks),
         "streaming sessions": any(ask["segments"] for ask in asks),
         "images": any(ask["images"] for ask in asks),
+        "chats": any(ask["follows"] >= 0 for ask in asks),
+        "answers that end at the model's length": case["cut"],
+        "offloaded chunks of several blocks": case["chunk_blocks"] > 1,
+        "EAGLE drafts": case["eagle"],
+        "statistics": case["stats"],
         "aborts within a step": any(ask["mid"] and ask["abort"] >= 0 for ask in asks),
     }
     return true_texts(features)

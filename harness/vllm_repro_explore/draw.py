@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import accumulate
 from random import Random
 
-from vllm_repro_explore.case import Case, Request, Setup, least_blocks, longest_of
+from vllm_repro_explore.case import Case, Request, Setup, least_blocks, least_length, longest_of
 
 _OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
 _MULTI, _NIXL, _STORE = "MultiConnector", "NixlConnector", "StoreConnector"
@@ -20,6 +20,8 @@ _RESETS = {"reset": 0.5, "reset-running": 0.6}
 _CROWD = {**_COMMON, "asynchronous": 0.8, "abort": 0.2, "crowd": 1}
 _IMAGES = {"images": 1, "image cache": 0.6}
 _LONG = {"long": 1, "waves": 0.7}
+_EAGLE = {**_COMMON, "draft": 1, "eagle": 1, "eos": 0.3, "chat": 0.3}
+_CHAT = {**_COMMON, "chat": 1, "eos": 0.3, "stats": 0.5}
 MIXES: dict[str, dict[str, float]] = {
     "plain": {**_COMMON, "eos": 0.3, "salt": 0.2, "lora": 0.2, "threshold": 0.2},
     "urgent": {**_COMMON, "abort": 0.1, "priority": 1, "urgent": 1},
@@ -63,6 +65,14 @@ MIXES: dict[str, dict[str, float]] = {
     "sleep-off": {**_COMMON, "pause": 1, "sleep": 1, _OFFLOADING: 1},
     "images": {**_COMMON, **_IMAGES, "stream": 0.1, "eos": 0.2},
     "images-off": {**_COMMON, **_IMAGES, _OFFLOADING: 1},
+    "images-same": {**_COMMON, **_IMAGES, "same text": 1, "share": 1, "eos": 0.2},
+    "ends": {**_COMMON, "cut": 0.7, "eos": 0.5, "least": 0.7, "draft": 0.3, "stats": 0.5},
+    "chat": {**_CHAT, "draft": 0.2, "salt": 0.1},
+    "chat-off": {**_CHAT, _OFFLOADING: 1},
+    "eagle": {**_EAGLE, "grammar": 0.2},
+    "mamba-eagle": {**_EAGLE, "mamba": 1},
+    "eagle-off": {**_EAGLE, _OFFLOADING: 1},
+    "chunks": {**_COMMON, "chunks": 1, _OFFLOADING: 1, "chat": 0.3, "waves": 0.4},
     "v2": {
         **_COMMON,
         "v2": 1,
@@ -85,7 +95,9 @@ cache of `--mm-processor-cache-gb`. store: the prompts of `fetch` come in the st
 mooncake: MooncakeConnector instead of NixlConnector. crowd: most requests come in one step, to a
 pool for one of them; layers of two kinds. busy: up to thirty requests, many of them short, in a
 pool for one or two of the longest; layers of two kinds. urgent: short requests come while the
-longest one, which matters least, is in its prefill.
+longest one, which matters least, is in its prefill. same text: equal prompts have other images of
+the same sizes. cut: answers may end at the model's length. least: `min_tokens`. chat: requests
+that continue an earlier prompt with its answer. chunks: offloaded chunks of several blocks.
 """
 
 _LAYERS: tuple[tuple[str, ...], ...] = (
@@ -102,7 +114,11 @@ _MAMBA_LAYERS = (
     ("mamba", "full", "mamba", "mamba"),
 )
 _GRAMMARS = ("json", "regex", "choice", "ebnf", "object")
+_LONGEST_CHAT = 20
+"""Blocks of a prompt from which on a chat does not grow."""
 _PAUSES = ("abort", "wait", "keep")
+_SIZES = 4
+"""Sizes of images in a case. Images whose numbers differ by a multiple of it are as large."""
 _FAULTY = ("two-roots", "no-rule", "empty-or-any")
 
 
@@ -133,6 +149,8 @@ def draw(seed: int, mix: str) -> Case:
     )
     loras = drawn.stream("lora").choice((1, 2)) if drawn.has("lora") else 0
     asks = _asks(drawn, block, bool(loras))
+    if drawn.has("chat"):
+        asks = _chats(drawn.stream("chat"), asks, block)
     longest = longest_of(asks, block)
     largest = max(_image_sizes(drawn, block)) if drawn.has("images") else 0
     transfer = drawn.stream("transfer")
@@ -173,7 +191,12 @@ def draw(seed: int, mix: str) -> Case:
             else 0
         ),
         ops=_operations(drawn, max(ask.after for ask in asks)),
+        chunk_blocks=drawn.stream("chunks").choice((2, 3, 4)) if drawn.has("chunks") else 1,
+        eagle=drawn.has("eagle"),
+        stats=drawn.has("stats"),
     )
+    if drawn.has("cut") and not (setup.draft and setup.asynchronous):
+        setup = _cut(drawn.stream("cut"), setup, asks)
     shape = next((name for name in _SHAPES if drawn.has(name)), "")
     if shape:
         setup, asks = _SHAPES[shape](drawn.stream(shape), setup, asks)
@@ -184,7 +207,7 @@ def draw(seed: int, mix: str) -> Case:
         blocks = int(least * pool.choice((1.25, 1.5, 2)))
     elif shape:
         blocks = least + pool.choice((0, 1, 3))
-    cpu_blocks = max(4, int(blocks * transfer.choice((0.25, 0.5, 1, 4, 4))))
+    cpu_blocks = max(4, int(blocks * transfer.choice((0.25, 0.5, 1, 4, 4)))) * setup.chunk_blocks
     waves = _waves(drawn, asks) if drawn.has("waves") else (asks,)
     return Case(replace(setup, blocks=blocks, cpu_blocks=cpu_blocks), waves, seed)
 
@@ -199,6 +222,34 @@ def _connector(drawn: _Seed) -> str:
     if not connector and drawn.has("fetch"):
         connector = _NIXL
     return "MooncakeConnector" if connector == _NIXL and drawn.has("mooncake") else connector
+
+
+def _cut(rng: Random, setup: Setup, asks: Sequence[Request]) -> Setup:
+    """Return a setup whose model's length may end answers."""
+    cut = replace(setup, cut=True)
+    least = least_length(cut, asks)
+    return replace(cut, max_len=min(setup.max_len, least + rng.choice((0, 0, 1, 3, setup.block))))
+
+
+def _chats(rng: Random, asks: Sequence[Request], block: int) -> tuple[Request, ...]:
+    """Return the requests; some continue an earlier prompt with its answer, or a part of it."""
+    chats: list[Request] = []
+    for ask in asks:
+        before = rng.choice(chats) if chats and rng.random() < 0.7 else None
+        if before is not None and not before.segments and not ask.segments:
+            whole = before.prompt + before.answer
+            more = rng.choice((1, rng.randint(1, block), rng.randint(1, 2 * block), -1, -block))
+            ask = replace(
+                ask,
+                prompt=max(before.prompt, min(whole, _LONGEST_CHAT * block) + more),
+                shared=0,
+                follows=before.number,
+                salt=before.salt,
+                lora=before.lora,
+                images=before.images,
+            )
+        chats.append(ask)
+    return tuple(chats)
 
 
 _Shaped = tuple[Setup, tuple[Request, ...]]
@@ -358,17 +409,24 @@ def _asks(drawn: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
             eos=eos.choice((0, 4, 12)) if drawn.has("eos") else 0,
             stops=drawn.has("eos") and eos.random() < 0.2,
         )
+        if drawn.has("least") and ask.eos and not (ask.stops or ask.grammar or drawn.has("draft")):
+            ask = replace(ask, least=drawn.stream(f"least {number}").randint(1, ask.answer))
         if drawn.has(_NIXL) and remote.random() < 0.8:
             ask = replace(ask, remote=True, answer=1)
         if drawn.has("fetch") and fetch.random() < 0.8:
             ask = replace(ask, fetch=True, fails=fetch.random() < 0.3)
         if drawn.has("images"):
             refused = drawn.has("image cache") and drawn.stream(f"refused {number}").random() < 0.1
-            ask = replace(ask, images=_images(drawn, family, prompt, block), refused=refused)
+            images = _images(drawn, family, prompt, block)
+            if drawn.has("same text"):
+                images = _others(drawn.stream(f"same text {number}"), images)
+            ask = replace(ask, images=images, refused=refused)
         parts = tuple(sorted(stream.randint(1, 30) for _ in range(stream.randint(1, 3))))
         if drawn.has("stream") and stream.random() < 0.5 and not ask.grammar:
             ends = drawn.stream("turn-eos").choice((4, 12)) if drawn.has("turn-eos") else 0
-            ask = replace(ask, segments=parts, shared=0, lora=0, salt=0, eos=ends, stops=False)
+            ask = replace(
+                ask, segments=parts, shared=0, lora=0, salt=0, eos=ends, stops=False, least=0
+            )
         asks.append(ask)
     return tuple(asks)
 
@@ -376,7 +434,9 @@ def _asks(drawn: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
 def _image_sizes(drawn: _Seed, block: int) -> list[int]:
     """Return the size in tokens of each of the images that the prompts of a case may hold."""
     rng = drawn.stream("image sizes")
-    return [rng.choice((1, block // 2, block, block + 1, 2 * block, 4 * block)) for _ in range(4)]
+    return [
+        rng.choice((1, block // 2, block, block + 1, 2 * block, 4 * block)) for _ in range(_SIZES)
+    ]
 
 
 def _images(drawn: _Seed, family: int, prompt: int, block: int) -> tuple[tuple[int, int, int], ...]:
@@ -391,6 +451,16 @@ def _images(drawn: _Seed, family: int, prompt: int, block: int) -> tuple[tuple[i
         images.append((at, sizes[number], number))
         at += sizes[number]
     return tuple(images)
+
+
+def _others(
+    rng: Random, images: tuple[tuple[int, int, int], ...]
+) -> tuple[tuple[int, int, int], ...]:
+    """Return images in the same places, some of which are others of the same size."""
+    return tuple(
+        (offset, tokens, number + _SIZES * rng.choice((0, 0, 1, 2)))
+        for offset, tokens, number in images
+    )
 
 
 def _waves(drawn: _Seed, asks: tuple[Request, ...]) -> tuple[tuple[Request, ...], ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from vllm_repro_explore.case import Case, Request, least_blocks, longest_of
+from vllm_repro_explore.case import Case, Request, least_blocks, least_length
 
 _PLAIN: tuple[tuple[str, Any], ...] = (
     ("draft", 0),
@@ -35,6 +35,10 @@ _PLAIN: tuple[tuple[str, Any], ...] = (
     ("grammar_looks", 0),
     ("whole_images", False),
     ("image_cache", 0),
+    ("cut", False),
+    ("chunk_blocks", 1),
+    ("eagle", False),
+    ("stats", False),
 )
 """Values that a live server in the lab has, and those of a case without a feature."""
 
@@ -56,6 +60,8 @@ _PLAIN_ASK: tuple[tuple[str, Any], ...] = (
     ("images", ()),
     ("refused", False),
     ("family", 0),
+    ("follows", -1),
+    ("least", 0),
 )
 
 _LEAST = {"blocks": 4, "chunk": 16, "window": 16, "cpu_blocks": 1, "prompt": 8, "answer": 1}
@@ -142,7 +148,7 @@ class Shrunk:
         for name in ("prompt", "answer", "shared", "after", "abort"):
             for value in sorted({getattr(ask, name) for ask in self.case.asks}, reverse=True):
                 self._lower(value, _LEAST.get(name, 0), partial(self._with_field, name, value))
-        longest = max(ask.prompt + ask.answer for ask in self.case.asks)
+        longest = least_length(self.case.setup, self.case.asks)
         self._lower(self.case.setup.max_len, longest, partial(self._with_setup, "max_len"))
         for name in ("blocks", "chunk", "window", "cpu_blocks"):
             self._lower(
@@ -187,7 +193,7 @@ def _has_no_room(case: Case) -> bool:
     """Return True if the longest request never fits: it then waits for ever."""
     setup = case.setup
     return (
-        setup.max_len < longest_of(case.asks, setup.block)
+        setup.max_len < least_length(setup, case.asks)
         or setup.blocks < least_blocks(setup) + setup.draft
     )
 

@@ -146,7 +146,10 @@ def case_lines(case: Case) -> list[str]:
         f"up to {setup.max_len} tokens",
         *_unusual(setup),
     ]
-    waves = (" + ".join(map(_request, wave)) for wave in case.waves)
+    places = {ask.number: place for place, ask in enumerate(case.asks, 1)}
+    waves = (
+        " + ".join(_request(ask, places.get(ask.follows, 0)) for ask in wave) for wave in case.waves
+    )
     return [", ".join(words), *(f"wave {number}: {wave}" for number, wave in enumerate(waves, 1))]
 
 
@@ -166,7 +169,7 @@ def _unusual(setup: Setup) -> tuple[str, ...]:
         ),
         "asynchronous": setup.asynchronous,
         "second model runner": setup.runner == 2,
-        f"{setup.draft} draft tokens": setup.draft,
+        f"{setup.draft} draft tokens{' of EAGLE' if setup.eagle else ''}": setup.draft,
         f"a failed load: {setup.load_failures}": setup.load_failures,
         "priorities": setup.priority,
         f"{setup.loras} LoRA adapters at once": setup.loras,
@@ -175,23 +178,31 @@ def _unusual(setup: Setup) -> tuple[str, ...]:
         "images in whole": setup.whole_images,
         f"a cache for {setup.image_cache} of their tokens": setup.image_cache,
         f"a grammar is compiled after {setup.grammar_looks} looks": setup.grammar_looks,
+        "answers may end at that length": setup.cut,
+        f"offloaded chunks of {setup.chunk_blocks} blocks": setup.chunk_blocks > 1,
+        "statistics": setup.stats,
         f"with VLLM_SERVER_DEV_MODE=1 {operations}": setup.ops,
     }
     return true_texts(sentences)
 
 
-def _request(request: Request) -> str:
-    """Return a request in words, such as `100:8 after 3 steps` (prompt and answer tokens)."""
+def _request(request: Request, follows: int) -> str:
+    """Return a request in words, such as `100:8 after 3 steps` (prompt and answer tokens).
+
+    follows: the place in the case of the request that it goes on from; 0 for none.
+    """
     fails = ", which fails" if request.fails else ""
     images = ", ".join(
         f"{number} of {tokens} tokens at {offset}" for offset, tokens, number in request.images
     )
     values = {
-        name: getattr(request, name) for name in ("priority", "lora", "salt", "grammar", "eos")
+        name: getattr(request, name)
+        for name in ("priority", "lora", "salt", "grammar", "eos", "least")
     }
     parts = {
         f"{request.prompt}:{request.answer}": True,
         f" (shares {request.shared})": request.shared,
+        f" (goes on from request {follows})": follows,
         f" after {request.after} steps": request.after,
         **{f", {name} {value}": value for name, value in values.items()},
         ", stop token ids": request.stops,

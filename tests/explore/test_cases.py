@@ -33,7 +33,9 @@ def assert_fits(case: Case) -> None:
     for ask in case.asks:
         assert min(ask.prompt, ask.answer) >= 1
         assert 0 <= ask.shared <= ask.prompt
-        assert ask.prompt + ask.answer <= case.setup.max_len
+        most = 1 if case.setup.cut else ask.answer
+        assert ask.prompt + most <= case.setup.max_len
+        assert ask.follows < ask.number or ask.follows == -1
 
 
 @given(SEEDS, MIX)
@@ -61,6 +63,12 @@ CHANGED = {
     "stream": {"shared", "lora", "salt", "eos", "stops", "segments", "max_len", *MORE_ROOM},
     "mamba": {"layers", "hybrid", *MORE_ROOM},
     "v2": {"runner"},
+    "eagle": {"eagle"},
+    "stats": {"stats"},
+    "chunks": {"chunk_blocks", "cpu_blocks"},
+    "cut": {"cut", "max_len", *MORE_ROOM},
+    # a chat has its earlier requests' salt, adapter and images
+    "chat": {"prompt", "shared", "follows", "max_len", *MORE_ROOM},
 }
 """Fields that a feature of a mix may change."""
 
@@ -118,9 +126,20 @@ def test_a_case_is_written_with_what_it_has_of_features() -> None:
         fails=True,
         images=((0, 4, 1),),
         refused=True,
+        follows=case.asks[0].number,
+        least=3,
     )
     setup = replace(
-        case.setup, ops=((7, "reset-running"),), loras=1, priority=True, load_failures="recompute"
+        case.setup,
+        ops=((7, "reset-running"),),
+        loras=1,
+        priority=True,
+        load_failures="recompute",
+        cut=True,
+        chunk_blocks=2,
+        draft=2,
+        eagle=True,
+        stats=True,
     )
     text = "\n".join(case_lines(Case(setup, ((ask,),), 1)))
     words = (
@@ -134,6 +153,12 @@ def test_a_case_is_written_with_what_it_has_of_features() -> None:
         "from a prefill server, which fails",
         "images: 1 of 4 tokens at 0, refused after them",
         "gone within the step after 3",
+        "goes on from request 1",
+        "least 3",
+        "answers may end at that length",
+        "offloaded chunks of 2 blocks",
+        "2 draft tokens of EAGLE",
+        "statistics",
     )
     assert missing(text, *words) == []
 
@@ -204,6 +229,33 @@ def test_one_other_token_anywhere_in_reach_is_another_answer(tokens: list[int], 
     assert reference().states(tokens, 1, [0])[-1] != reference().states(other, 1, [0])[-1]
     assert reference().states(tokens, 1, [0])[-1] != reference().states(tokens, 2, [0])[-1]
     assert reference().pick(reference().states(tokens, 1, [0])[-1]) in reference().TEXT
+
+
+@given(SEEDS)
+def test_a_chat_goes_on_from_an_earlier_answer_of_its_kind(seed: int) -> None:
+    case = draw(seed, "chat")
+    asks = {ask.number: ask for ask in case.asks}
+    for ask in (ask for ask in case.asks if ask.follows >= 0):
+        before = asks[ask.follows]
+        assert before.number < ask.number
+        assert (before.salt, before.lora, before.images) == (ask.salt, ask.lora, ask.images)
+        assert ask.prompt >= before.prompt
+    renumbered = Case.numbered(case.setup, case.waves, 1)
+    pairs = zip(case.asks, renumbered.asks, strict=True)
+    assert all(
+        (old.follows, new.follows) == (-1, -1) or new.follows == old.follows + 1
+        for old, new in pairs
+    )
+
+
+@given(SEEDS)
+def test_equal_texts_have_other_images_of_the_same_sizes(seed: int) -> None:
+    places: dict[tuple[int, int], set[int]] = {}
+    for ask in draw(seed, "images-same").asks:
+        for offset, tokens, number in ask.images:
+            places.setdefault((ask.family, offset), set()).add(tokens)
+            assert number < 3 * 4
+    assert all(len(sizes) == 1 for sizes in places.values())
 
 
 def test_the_docs_name_every_mix() -> None:

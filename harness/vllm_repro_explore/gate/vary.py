@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from vllm_repro_explore.case import Case, Request, Setup, least_blocks, longest_of
+from vllm_repro_explore.case import Case, Request, Setup, least_blocks, least_length
 
 _Change = Callable[[Random, Setup, list[list[Request]]], Setup]
 
@@ -20,7 +20,7 @@ def vary(case: Case, rng: Random, changes: int = 3) -> Case:
         setup = rng.choice(_CHANGES)(rng, setup, waves)
     kept = [[_fitting(ask) for ask in wave] for wave in waves if wave]
     varied = Case.numbered(setup, kept, rng.randrange(1 << 30))
-    longest = longest_of(varied.asks, setup.block)
+    longest = least_length(setup, varied.asks)
     setup = replace(
         setup,
         max_len=max(setup.max_len, longest),
@@ -119,7 +119,7 @@ def _option(name: str) -> _Change:
 def _tight(_: Random, setup: Setup, waves: list[list[Request]]) -> Setup:
     """Allow no more tokens than the longest request has."""
     asks = [ask for wave in waves for ask in wave]
-    return replace(setup, max_len=longest_of(asks, setup.block))
+    return replace(setup, max_len=least_length(setup, asks))
 
 
 def _full(_: Random, setup: Setup, __: list[list[Request]]) -> Setup:

@@ -78,7 +78,7 @@ def config_of(case: Mapping[str, Any], **engine_arguments: Any) -> Any:
             # the default of newer releases; `mamba` has no rules for "all", that of older ones
             "align"
         )
-    return EngineArgs(
+    config = EngineArgs(
         model=os.environ["REPRO_DRIVER_MAMBA_MODEL" if hybrid else "REPRO_DRIVER_MODEL"],
         load_format="dummy",
         dtype="bfloat16",
@@ -93,6 +93,10 @@ def config_of(case: Mapping[str, Any], **engine_arguments: Any) -> Any:
         enforce_eager=True,
         **engine_arguments,
     ).create_engine_config()
+    if case["draft"] and case["eagle"]:
+        # after the configuration, which loads the model that drafts
+        config.speculative_config.method = "eagle"
+    return config
 
 
 def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,6 +115,8 @@ def _extra(case: Mapping[str, Any]) -> dict[str, Any]:
                 for child in children
             ]
         }
+    if case["chunk_blocks"] > 1:
+        extra["block_size"] = case["chunk_blocks"] * case["block"]
     return extra | ({"lazy_offload": True} if case["lazy"] else {})
 
 

@@ -67,7 +67,7 @@ class _Engine(core.EngineCoreProc):  # type: ignore[misc]  # vLLM is not install
     """EngineCoreProc without the sockets and threads that its own `__init__` adds to EngineCore."""
 
     def __init__(self, config: Any, executor: Any) -> None:
-        core.EngineCore.__init__(self, config, executor, log_stats=False)
+        core.EngineCore.__init__(self, config, executor, log_stats=executor.case["stats"])
         self.output_queue: Any = queue.SimpleQueue()
         self.engines_running = self.reject_new_requests = False
         self.shutdown_state = core.EngineShutdownState.RUNNING
@@ -170,6 +170,7 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
     grammar, transfer = ask["grammar"], _transfer(engine, ask)
     params = SamplingParams(
         max_tokens=ask["answer"],
+        min_tokens=min(ask["least"], ask["answer"]),
         temperature=0.0,
         ignore_eos=not (ask["eos"] or grammar),
         structured_outputs=StructuredOutputsParams(**GRAMMARS[grammar]) if grammar else None,

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -63,6 +63,18 @@ class ModelRunnerError(Exception):
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What decides a request's answer beside its tokens."""
+
+    salt: int = 0
+    # see `reference`
+    eos: int = 0
+    # tokens of its prompt, and of its answer before which none ends it
+    prompt: int = 0
+    least: int = 0
+
+
 @dataclass
 class _Known:
     """Worker's record of a request: its tokens, blocks and drafts."""
@@ -71,9 +83,9 @@ class _Known:
     # tokens of its prompt; with the second runner those it came with, which may be more
     prompt: int
     blocks: list[list[int]]
-    # see `reference`, as for `eos`
+    # see `reference`
     key: int
-    eos: int
+    traits: Traits
     images: list[Any]
     # proposed after its last step
     drafts: list[int] = field(default_factory=list)
@@ -120,8 +132,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         """Set up an executor that knows no request yet."""
         # violations that the worker saw
         self.notes: list[tuple[str, str]] = []
-        # (salt, eos) of requests, which no worker is sent
-        self.traits: dict[str, tuple[int, int]] = {}
+        # what no worker is sent of requests
+        self.traits: defaultdict[str, Traits] = defaultdict(Traits)
         # prompts that another server has computed: tokens, key, and whether their transfer fails
         self.remote: dict[str, tuple[list[int], int, bool]] = {}
         # for each of those the places of the blocks that come
@@ -232,6 +244,11 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         if self.vllm_config.kv_transfer_config is not None:
             polls = self.case["store_polls"], self.case["load_polls"]
             self.half = worker_half(self.vllm_config, config, self, *polls)
+
+    @functools.cached_property
+    def endless(self) -> Any:
+        """Return the bitmask of all tokens but the one that ends an answer."""
+        return reference.endless(self.vllm_config.model_config.get_vocab_size())
 
     def _noise(self, shape: tuple[int, ...]) -> Any:
         """Return random content, as of memory that was never written to."""
@@ -371,14 +388,14 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         computed: dict[str, int] = {}
         self._stepped: set[str] = set()
         for new in output.scheduled_new_reqs:
-            salt, eos = self.traits.get(new.req_id, (0, 0))
+            traits = self.traits[new.req_id]
             tokens = list(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids)
             self._known[new.req_id] = _Known(
                 tokens,
                 len(tokens) if second else len(new.prompt_token_ids),
                 [list(blocks) for blocks in new.block_ids],
-                key_of(salt, new.lora_request.lora_int_id if new.lora_request else 0),
-                eos,
+                key_of(traits.salt, new.lora_request.lora_int_id if new.lora_request else 0),
+                traits,
                 list(new.mm_features or ()),
             )
             computed[new.req_id] = new.num_computed_tokens
@@ -567,7 +584,9 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             new, drafts = sampled[name], row.drafts
             for place, state in enumerate(row.states[-1 - len(drafts) :]):
                 mask = grammar_output.grammar_bitmask[rows[name] + place] if name in rows else None
-                new.append(reference.pick(state, mask, known.eos))
+                if len(known.tokens) + len(new) < known.traits.prompt + known.traits.least:
+                    mask = self.endless
+                new.append(reference.pick(state, mask, known.traits.eos))
                 if place < len(drafts) and (
                     new[-1] != drafts[place] or place >= most.get(name, len(drafts))
                 ):
@@ -579,7 +598,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             known.reached = self._reached[name]
             known.tokens.extend(new)
             if fits and width:
-                known.drafts = self._draft(known.tokens, known.key, known.eos)
+                known.drafts = self._draft(known.tokens, known.key, known.traits.eos)
         if self.trace is not None:
             self.trace.append(
                 {row.name: [row.start, len(row.tokens), sampled[row.name]] for row in batch}

@@ -7,6 +7,7 @@ executor's rules is not the runner's.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from functools import cache
@@ -94,7 +95,7 @@ class RunnerExecutor(FakeExecutor):
         """Make vLLM's CPU model runner, with the hash transformer as its model."""
         super()._init_executor()
         self._read: dict[str, list[int]] = {}
-        config = self.vllm_config
+        config = _with_ngram_drafts(self.vllm_config)
         with set_current_vllm_config(config):
             init_worker_distributed_environment(
                 config, 0, f"file://{_meeting().name}/meeting", 0, "gloo"
@@ -218,12 +219,12 @@ class RunnerExecutor(FakeExecutor):
         keys: list[Any] = []
         for place in range(batch.num_reqs):
             name, low, high = batch.req_ids[place], bounds[place], bounds[place + 1]
-            salt, eos = self.traits.get(name, (0, 0))
+            traits = self.traits[name]
             self._rows[name] = [int(where[low]), int(high - low)]
             self._read[name][where[low] : where[high - 1] + 1] = tokens[low:high].tolist()
-            key = key_of(salt, int(batch.request_lora_mapping[place]))
+            key = key_of(traits.salt, int(batch.request_lora_mapping[place]))
             states.append(reference.embed(tokens[low:high], int(where[low]), key))
-            keys += [eos] * (high - low)
+            keys += [traits.eos] * (high - low)
         for layer, ((group, memory), window) in enumerate(
             zip(self._layers, self.windows, strict=True)
         ):
@@ -287,11 +288,25 @@ class RunnerExecutor(FakeExecutor):
         """Return the drafts for a row of the batch. new: the tokens that it just got."""
         name = self._runner.input_batch.req_ids[row]
         start, count = self._rows[name]
-        salt, eos = self.traits.get(name, (0, 0))
-        key = key_of(salt, int(self._runner.input_batch.request_lora_mapping[row]))
+        traits = self.traits[name]
+        key = key_of(traits.salt, int(self._runner.input_batch.request_lora_mapping[row]))
         return self._draft(
-            self._read[name][: start + count - self._widths.get(name, 0)] + new, key, eos
+            self._read[name][: start + count - self._widths.get(name, 0)] + new, key, traits.eos
         )
+
+
+def _with_ngram_drafts(config: Any) -> Any:
+    """Return the configuration for a runner without the model of EAGLE.
+
+    Its drafts come from `RunnerExecutor` anyway; this decides when.
+    """
+    drafts = config.speculative_config
+    if drafts is None or not drafts.use_eagle():
+        return config
+    config, drafts = copy.copy(config), copy.copy(drafts)
+    drafts.method = "ngram_gpu" if config.scheduler_config.async_scheduling else "ngram"
+    config.speculative_config = drafts
+    return config
 
 
 def _recur(

@@ -19,9 +19,9 @@ from vllm.v1.engine import EngineCoreRequestType
 
 from .config import NoBoot, pools_of
 from .engine_core import Refused, boot, compiled, request_of, sampling
-from .executor import ModelRunnerError, key_of
+from .executor import ModelRunnerError, Traits, key_of
 from .invariants import Broken, at_rest, books
-from .reference import EOS, PLACEHOLDER, STOPS, TEXT, image, pick, states
+from .reference import EOS, IMAGES, PLACEHOLDER, STOPS, TEXT, image, pick, states
 
 _HAS_PAUSES = hasattr(interface, "PauseState")
 
@@ -176,6 +176,9 @@ class _Player:
         self._moved = self.steps
         while events or self._engine.has_work():
             while events and events[0][0] <= clock:
+                if self._waits(events[0][3]):
+                    _postpone(events, events[0][3])
+                    continue
                 _, _, what, ask = events.pop(0)
                 self._moved = self.steps
                 self._event(what, ask)
@@ -186,6 +189,13 @@ class _Player:
                 self._idle()
                 clock = max(clock, events[0][0]) if events else clock
             self._check_progress()
+
+    def _waits(self, ask: Any) -> bool:
+        """Return True if a request goes on from an answer that has not ended yet."""
+        if not ask or ask["follows"] < 0 or not self._engine.has_work():
+            return False
+        before = self._sent.get(f"r{ask['follows']}")
+        return before is None or not (before.end or before.aborted)
 
     def _event(self, what: str, ask: Any) -> None:
         """Do what an event says: add, feed or abort a request; reset, pause or wake the engine."""
@@ -269,8 +279,16 @@ class _Player:
 
     def _add(self, name: str, ask: Mapping[str, Any]) -> None:
         """Send a new request; note a violation if vLLM refuses it and should not."""
-        prompt = _prompt(self._case["seed"], ask)
-        self.executor.traits[name] = ask["salt"], 0 if ask["grammar"] else ask["eos"]
+        before = self._sent.get(f"r{ask['follows']}")
+        prompt = _prompt(
+            self._case["seed"], ask, [*before.prompt, *before.answer] if before else []
+        )
+        self.executor.traits[name] = Traits(
+            salt=ask["salt"],
+            eos=0 if ask["grammar"] else ask["eos"],
+            prompt=len(prompt),
+            least=ask["least"],
+        )
         self.executor.remote[name] = prompt, key_of(ask["salt"], ask["lora"]), ask["fails"]
         try:
             params = sampling(self._engine, ask)
@@ -415,6 +433,8 @@ class _Player:
                 grammar.fill_bitmask(mask, 0)
                 row = mask.numpy()[0]
                 grammar.accept_tokens(name, [token])
+            if place < ask["least"]:
+                row = self.executor.endless
             right = pick(values[place], row, 0 if ask["grammar"] else ask["eos"])
             if token != right:
                 where = f"token {place} of the answer to {len(sent.prompt)} tokens"
@@ -501,14 +521,26 @@ def _events(wave: list[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, Any]
             yield ask["after"] + ask["abort"], 2, "abort", ask
 
 
-def _prompt(seed: int, ask: Mapping[str, Any]) -> list[int]:
-    """Return the prompt's tokens; requests of a family share their first ones."""
+def _postpone(events: list[tuple[int, int, str, Any]], ask: Mapping[str, Any]) -> None:
+    """Move all events of a request by a step."""
+    events[:] = [(at + (whose is ask), order, what, whose) for at, order, what, whose in events]
+    events.sort(key=lambda event: event[:2])
+
+
+def _prompt(seed: int, ask: Mapping[str, Any], before: list[int]) -> list[int]:
+    """Return the prompt's tokens; requests of a family share their first ones.
+
+    before: tokens of the chat that it goes on with.
+    """
     family, rest = (
         random.Random(f"{seed}/family{ask['family']}"),
         random.Random(f"{seed}/request{ask['number']}"),
     )
     shared = min(ask["shared"], ask["prompt"])
     tokens = family.choices(TEXT, k=shared) + rest.choices(TEXT, k=ask["prompt"] - shared)
+    spoken = before[: len(tokens)]
+    # an image that this request does not have is text
+    tokens[: len(spoken)] = [token if token < IMAGES else PLACEHOLDER for token in spoken]
     for offset, length, _ in ask["images"]:
         tokens[offset : offset + length] = [PLACEHOLDER] * length
     return tokens

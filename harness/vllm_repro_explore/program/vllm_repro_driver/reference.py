@@ -23,6 +23,8 @@ STOPS = range(16, 76)
 """Stop token ids of requests that have some."""
 PLACEHOLDER = 5
 """Token of a prompt where an image is."""
+IMAGES = 1 << 16
+"""The least id of an image's embedding."""
 
 _TOKEN, _PLACE, _READ, _OWN = (
     np.uint64(number)
@@ -66,7 +68,7 @@ def embed(tokens: Sequence[int], start: int, key: int) -> Numbers:
 
 def image(number: int, length: int) -> list[int]:
     """Return the encoder's output for an image: one id per position, beyond those of tokens."""
-    return [(number + 1 << 16) + place for place in range(length)]
+    return [(number + 1) * IMAGES + place for place in range(length)]
 
 
 @njit(cache=True)
@@ -155,7 +157,7 @@ def states(tokens: Sequence[int], key: int, windows: Sequence[int]) -> Numbers:
 def pick(state: Any, row: Any = None, eos: int = 0) -> int:
     """Return the token that the model gives for a state, also under a grammar's bitmask.
 
-    row: bitmask of a grammar. eos: one state in so many ends the answer; 0 for none.
+    row: bitmask of a grammar, or `endless`. eos: one state in so many ends the answer; 0 for none.
     """
     number = int(state)
     first = EOS if eos and (number >> 32) % eos == 0 else TEXT[number % len(TEXT)]
@@ -165,6 +167,11 @@ def pick(state: Any, row: Any = None, eos: int = 0) -> int:
     if not len(allowed) or first in allowed:
         return first if len(allowed) else 0
     return int(allowed[np.argmax(_liking(state, allowed))])
+
+
+def endless(size: int) -> Any:
+    """Return the bitmask of a vocabulary of `size` tokens without `EOS`."""
+    return np.packbits(np.arange(size) != EOS, bitorder="little")
 
 
 def logits(state: Any, eos: int, size: int) -> Any:

@@ -216,6 +216,29 @@ def worker_half(
     )
 
 
+def _places(gpu: Any, chunks: Sequence[int], blocks: int) -> Sequence[int]:
+    """Return the place of each GPU block in the store, whose chunks have so many blocks.
+
+    As `SingleDirectionOffloadingHandler` does: a group's blocks follow each other, and its first
+    one may lie within a chunk.
+    """
+    if blocks == 1:
+        return chunks
+    places: list[int] = []
+    at = 0
+    for count, index in zip(gpu.group_sizes, gpu.block_indices, strict=True):
+        skipped = index % blocks if count else 0
+        used = -(-(skipped + count) // blocks)
+        inside = [
+            int(chunk) * blocks + place
+            for chunk in chunks[at : at + used]
+            for place in range(blocks)
+        ]
+        places += inside[skipped : skipped + count]
+        at += used
+    return places
+
+
 def _install(
     connector: Any, config: Any, groups: Any, memory: Any, store_polls: int, load_polls: int
 ) -> Copier:
@@ -235,11 +258,18 @@ def _install(
         from vllm_repro_lab.offloading import Transfers
 
         copier = Copier(memory, store_polls, load_polls)
-        connector.connector_worker.worker = Transfers(
-            lambda direction, source, target: copier.begin(
-                direction, source.block_ids, target.block_ids
+        blocks = memory.case["chunk_blocks"]
+
+        def begin(direction: str, source: Any, target: Any) -> Event:
+            if direction == "store":
+                return copier.begin(
+                    direction, source.block_ids, _places(source, target.block_ids, blocks)
+                )
+            return copier.begin(
+                direction, _places(target, source.block_ids, blocks), target.block_ids
             )
-        )
+
+        connector.connector_worker.worker = Transfers(begin)
         return copier
     if name.startswith("Nixl"):
         connector.connector_worker = fetches = _Fetches(config, groups, memory, load_polls)
