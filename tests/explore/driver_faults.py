@@ -33,6 +33,11 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "[rows[name]] if",
     ),
     "every draft is accepted": ("spec", "new[-1] != drafts[place] or place", "place"),
+    "an answer ends before its least tokens": (
+        "ends",
+        "if answered < known.traits.least:",
+        "if False:",
+    ),
     "drafts end beyond the longest request": (
         "spec",
         'self.case["draft"] <= self.case["max_len"]',

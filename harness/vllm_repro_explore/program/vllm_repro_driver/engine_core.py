@@ -319,7 +319,31 @@ def _features(engine: Any, images: Sequence[tuple[int, int, int]]) -> list[Any]:
     return features
 
 
-def compiled(engine: Any, sampling: SamplingParams) -> Any:
+class Matcher:
+    """Bitmasks of a request's grammar after any beginning of its answer."""
+
+    def __init__(self, engine: Any, sampling: SamplingParams) -> None:
+        self._engine, self._sampling = engine, sampling
+        self._grammar: Any = None
+        self._accepted: list[int] = []
+
+    def row(self, answer: list[int]) -> Any:
+        """Return the bitmask of the token after an answer; None once the grammar has ended."""
+        count = len(self._accepted)
+        if self._grammar is None or answer[:count] != self._accepted:
+            self._grammar, count = _compiled(self._engine, self._sampling), 0
+        for token in answer[count:]:
+            if not self._grammar.is_terminated():
+                self._grammar.accept_tokens("", [token])
+        self._accepted = list(answer)
+        if self._grammar.is_terminated():
+            return None
+        mask = self._engine.structured_output_manager.backend.allocate_token_bitmask(1)
+        self._grammar.fill_bitmask(mask, 0)
+        return mask.numpy()[0]
+
+
+def _compiled(engine: Any, sampling: SamplingParams) -> Any:
     """Return a new matcher of a request's grammar, from the engine's backend."""
     compile_grammar = engine.structured_output_manager.backend.compile_grammar
     more = {}

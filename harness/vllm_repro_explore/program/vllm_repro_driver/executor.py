@@ -21,6 +21,8 @@ It knows of a request only what `SchedulerOutput` contains. The rules stand for 
 `structured_output/utils.py`, `apply_grammar_bitmask` |
 | `sample_tokens`: drafts are accepted until the first that differs | `rejection_sampler.py`, greedy
 |
+| `sample_tokens`: no end before the least tokens |
+`v1/sample/logits_processor/builtin.py`, `MinTokensLogitsProcessor` |
 | `_update`: an image without data is not encoded | `_process_encoder_cache_scheduler_output`,
 `_batch_mm_inputs_from_scheduler` |
 | `_inputs`: encoder outputs in place of placeholders | `_gather_mm_embeddings` |
@@ -35,7 +37,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -70,9 +72,12 @@ class Traits:
     salt: int = 0
     # see `reference`
     eos: int = 0
-    # tokens of its prompt, and of its answer before which none ends it
-    prompt: int = 0
+    # with the encoder's outputs in place of placeholders
+    prompt: Sequence[int] = ()
+    # tokens of its answer before which none ends it
     least: int = 0
+    # its `Matcher`
+    grammar: Any = None
 
 
 @dataclass
@@ -567,7 +572,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             for place, name in enumerate(names):
                 rows[name] = at
                 at += counts[place]
-                if limits is not None:
+                # only the second runner looks at it
+                if limits is not None and self.case["runner"] == 2:
                     most[name] = limits[place]
         sampled: dict[str, list[int]] = {}
         self._reached = {}
@@ -584,7 +590,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             new, drafts = sampled[name], row.drafts
             for place, state in enumerate(row.states[-1 - len(drafts) :]):
                 mask = grammar_output.grammar_bitmask[rows[name] + place] if name in rows else None
-                if len(known.tokens) + len(new) < known.traits.prompt + known.traits.least:
+                answered = len(known.tokens) + len(new) - len(known.traits.prompt)
+                if answered < known.traits.least:
                     mask = self.endless
                 new.append(reference.pick(state, mask, known.traits.eos))
                 if place < len(drafts) and (
@@ -598,7 +605,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             known.reached = self._reached[name]
             known.tokens.extend(new)
             if fits and width:
-                known.drafts = self._draft(known.tokens, known.key, known.traits.eos)
+                known.drafts = self._draft(known.tokens, known.key, known.traits)
         if self.trace is not None:
             self.trace.append(
                 {row.name: [row.start, len(row.tokens), sampled[row.name]] for row in batch}
@@ -606,15 +613,15 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         answer = _output({name: list(new) for name, new in sampled.items()}, copied)
         return Answer(answer) if non_block else answer
 
-    def _draft(self, known: list[int], key: int, eos: int) -> list[int]:
+    def _draft(self, known: list[int], key: int, traits: Traits) -> list[int]:
         """Draft some right tokens and then wrong ones, so that both outcomes occur."""
-        width = self.case["draft"]
+        width, prompt = self.case["draft"], traits.prompt
         right = (len(known) * 7 + self.case["seed"]) % (width + 1)
-        tokens = list(known)
+        tokens = [*prompt[: len(known)], *known[len(prompt) :]]
         for _ in range(right):
-            tokens.append(
-                reference.pick(reference.states(tokens, key, self.windows)[-1], None, eos)
-            )
+            row = traits.grammar.row(tokens[len(prompt) :]) if traits.grammar else None
+            state = reference.states(tokens, key, self.windows)[-1]
+            tokens.append(reference.pick(state, row, traits.eos))
         return tokens[len(known) :] + [reference.TEXT[1]] * (width - right)
 
     @_timed

@@ -291,7 +291,7 @@ class RunnerExecutor(FakeExecutor):
         traits = self.traits[name]
         key = key_of(traits.salt, int(self._runner.input_batch.request_lora_mapping[row]))
         return self._draft(
-            self._read[name][: start + count - self._widths.get(name, 0)] + new, key, traits.eos
+            self._read[name][: start + count - self._widths.get(name, 0)] + new, key, traits
         )
 
 

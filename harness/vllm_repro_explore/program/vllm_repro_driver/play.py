@@ -18,7 +18,7 @@ from vllm.v1.core.sched import interface
 from vllm.v1.engine import EngineCoreRequestType
 
 from .config import NoBoot, pools_of
-from .engine_core import Refused, boot, compiled, request_of, sampling
+from .engine_core import Matcher, Refused, boot, request_of, sampling
 from .executor import ModelRunnerError, Traits, key_of
 from .invariants import Broken, at_rest, books
 from .reference import EOS, IMAGES, PLACEHOLDER, STOPS, TEXT, image, pick, states
@@ -283,13 +283,6 @@ class _Player:
         prompt = _prompt(
             self._case["seed"], ask, [*before.prompt, *before.answer] if before else []
         )
-        self.executor.traits[name] = Traits(
-            salt=ask["salt"],
-            eos=0 if ask["grammar"] else ask["eos"],
-            prompt=len(prompt),
-            least=ask["least"],
-        )
-        self.executor.remote[name] = prompt, key_of(ask["salt"], ask["lora"]), ask["fails"]
         try:
             params = sampling(self._engine, ask)
             request = request_of(self._engine, name, prompt, params, ask, bool(ask["segments"]))
@@ -301,6 +294,14 @@ class _Player:
             return
         for offset, length, number in ask["images"]:
             prompt[offset : offset + length] = image(number, length)
+        self.executor.traits[name] = Traits(
+            salt=ask["salt"],
+            eos=0 if ask["grammar"] else ask["eos"],
+            prompt=prompt,
+            least=ask["least"],
+            grammar=Matcher(self._engine, params) if ask["grammar"] else None,
+        )
+        self.executor.remote[name] = prompt, key_of(ask["salt"], ask["lora"]), ask["fails"]
         self._sent[name] = _Sent(ask, prompt, params)
         self._send(request)
 
@@ -425,14 +426,9 @@ class _Player:
         values = states(sent.prompt + answer[:-1], key, self.executor.windows)[
             len(sent.prompt) - 1 :
         ]
-        grammar = compiled(self._engine, sent.sampling) if ask["grammar"] else None
+        grammar = Matcher(self._engine, sent.sampling) if ask["grammar"] else None
         for place, token in enumerate(answer):
-            row = None
-            if grammar is not None and not grammar.is_terminated():
-                mask = self._engine.structured_output_manager.backend.allocate_token_bitmask(1)
-                grammar.fill_bitmask(mask, 0)
-                row = mask.numpy()[0]
-                grammar.accept_tokens(name, [token])
+            row = grammar.row(answer[:place]) if grammar else None
             if place < ask["least"]:
                 row = self.executor.endless
             right = pick(values[place], row, 0 if ask["grammar"] else ask["eos"])
