@@ -21,6 +21,11 @@ _CROWD = {**_COMMON, "asynchronous": 0.8, "abort": 0.2, "crowd": 1}
 _IMAGES = {"images": 1, "image cache": 0.6}
 _LONG = {"long": 1, "waves": 0.7}
 _EAGLE = {**_COMMON, "draft": 1, "eagle": 1, "eos": 0.3, "chat": 0.3}
+_ANY = (
+    *("eos", "turn-eos", "least", "cut", "salt", "lora", "threshold", "grammar", "eagle", "stream"),
+    *("mamba", _OFFLOADING, _SIMPLE, _MULTI, "chunks", "waves", "reset", "reset-running", "sleep"),
+    *("images", "image cache", "same text", "v2", "stats"),
+)
 _CHAT = {**_COMMON, "chat": 1, "eos": 0.3, "stats": 0.5}
 MIXES: dict[str, dict[str, float]] = {
     "plain": {**_COMMON, "eos": 0.3, "salt": 0.2, "lora": 0.2, "threshold": 0.2},
@@ -72,7 +77,7 @@ MIXES: dict[str, dict[str, float]] = {
     "eagle": {**_EAGLE, "grammar": 0.2},
     "mamba-eagle": {**_EAGLE, "mamba": 1},
     "eagle-off": {**_EAGLE, _OFFLOADING: 1},
-    "chunks": {**_COMMON, "chunks": 1, _OFFLOADING: 1, "chat": 0.3, "waves": 0.4},
+    "chunks": {**_CHAT, "chunks": 1, _OFFLOADING: 1, "share": 1, "waves": 0.5, "reset": 0.6},
     "v2": {
         **_COMMON,
         "v2": 1,
@@ -85,6 +90,14 @@ MIXES: dict[str, dict[str, float]] = {
     "v2-mamba": {**_COMMON, "v2": 1, "mamba": 1, "draft": 0.5, "eos": 0.3, "reset-running": 0.2},
     "v2-off": {**_COMMON, "v2": 1, _OFFLOADING: 1, "abort": 0.6},
     "v2-sco": {**_COMMON, "v2": 1, _SIMPLE: 1},
+    "swarm": {
+        **_COMMON,
+        **dict.fromkeys(_ANY, 0.2),
+        "draft": 0.5,
+        "chat": 0.5,
+        "pause": 0.1,
+        "long": 0.05,
+    },
 }
 """For each mix, the probability with which a case has a feature.
 
@@ -147,7 +160,9 @@ def draw(seed: int, mix: str) -> Case:
     chunk = block * server.choice((1, 2, 4, 8, 16)) + server.choice(
         (0, 0, 0, 1, block // 2, block - 1)
     )
-    loras = drawn.stream("lora").choice((1, 2)) if drawn.has("lora") else 0
+    # the model runner does not take both
+    adapters = drawn.has("lora") and not drawn.has("images")
+    loras = drawn.stream("lora").choice((1, 2)) if adapters else 0
     asks = _asks(drawn, block, bool(loras))
     if drawn.has("chat"):
         asks = _chats(drawn.stream("chat"), asks, block)
@@ -184,15 +199,22 @@ def draw(seed: int, mix: str) -> Case:
             else ""
         ),
         largest_image=largest,
-        whole_images=0 < largest <= chunk and drawn.stream("whole images").random() < 0.3,
+        # vLLM refuses it with Mamba layers
+        whole_images=0 < largest <= chunk
+        and not drawn.has("mamba")
+        and drawn.stream("whole images").random() < 0.3,
         image_cache=(
             drawn.stream("image cache").choice((1, 4, 64)) * block
             if largest and drawn.has("image cache")
             else 0
         ),
         ops=_operations(drawn, max(ask.after for ask in asks)),
-        chunk_blocks=drawn.stream("chunks").choice((2, 3, 4)) if drawn.has("chunks") else 1,
-        eagle=drawn.has("eagle"),
+        chunk_blocks=(
+            drawn.stream("chunks").choice((2, 3, 4))
+            if drawn.has("chunks") and _connector(drawn) == _OFFLOADING
+            else 1
+        ),
+        eagle=drawn.has("eagle") and draft > 0,
         stats=drawn.has("stats"),
     )
     if drawn.has("cut") and not (setup.draft and setup.asynchronous):
