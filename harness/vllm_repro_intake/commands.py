@@ -174,8 +174,26 @@ def find_commands(
         for match in chain(in_shell, listed, _python(block, names), _logged(block)):
             known = commands.get(match.command)
             commands[match.command] = replace(known, times=known.times + 1) if known else match
-    matches = commands.values() or _bare_flags(blocks, model, unread)
+    matches = _with_file([*commands.values()]) or _bare_flags(blocks, model, unread)
     return sorted(matches, key=least_likely_last), list(dict.fromkeys(unread))
+
+
+def _with_file(commands: list[ReportedCommand]) -> list[ReportedCommand]:
+    """Return the commands, with the options of the text's YAML file in place of `--config`."""
+    files = [each for each in commands if each.how.startswith("YAML")]
+    users = [each for each in commands if each.command.get("--config") and each not in files]
+    if len(files) != 1 or files[0].command.container is not None or not users:
+        return commands
+    merged = []
+    for each in users:
+        stated = {positive(flag.name) for flag in each.command.flags}
+        stated |= {"--model"} if each.command.model else set()
+        own = [flag for flag in each.command.flags if flag.name != "--config"]
+        own += [flag for flag in files[0].command.flags if positive(flag.name) not in stated]
+        command = replace(each.command, flags=tuple(own))
+        how = "the file of --config"
+        merged.append(replace(each, command=command, words=files[0].words, how=how))
+    return merged + [each for each in commands if each not in (*users, *files)]
 
 
 def _bare_flags(

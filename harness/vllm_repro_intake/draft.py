@@ -29,7 +29,6 @@ from vllm_repro.scenario.writer import (
 from vllm_repro.secret_names import is_secret_name, steers_vllm
 from vllm_repro_diagnosis.diagnosis import Phase
 from vllm_repro_diagnosis.engine_code import LOOPS
-from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.signature import How, Signature, compare
 from vllm_repro_intake.commands import least_likely_last, rendered
 from vllm_repro_intake.facts import Facts, parallel
@@ -299,9 +298,7 @@ def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collect
 
 def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: bool) -> None:
     """Add the number and memory of GPUs, and the nodes, that the bug needs."""
-    on_cpu = facts.diagnosis.evidence is Evidence.CPU or (
-        command.container is not None and "-cpu" in command.container.image
-    )
+    on_cpu = facts.on_cpu or (command.container is not None and "-cpu" in command.container.image)
     count = 0 if on_cpu else parallel(command)
     needs = {"gpus": count}
     if facts.gpus is not None and count:
@@ -322,12 +319,12 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
     elif facts.nodes:
         made.gap(f"the text names {facts.nodes} nodes, and its command has no --nnodes")
     made.put("needs", made.file.call("Needs", **needs))
-    if count:
-        made.file.comment("Without a GPU, replace the line above by the next one, then:")
-        made.file.comment("vllm-repro run FILE --server process --weights dummy --vllm RELEASE")
-        sizes = {"layers": 2, "why": "no weights are needed"}
-        sizes |= {} if stated_shape else {"heads": 4, "kv_heads": 2, "head_dim": 64}
-        made.file.comment(f"needs=Needs(), dummy={made.file.call('Dummy', **sizes).text},")
+    lacks = "a GPU" if count else "the model's weights"
+    made.file.comment(f"Without {lacks}, replace the line above by the next one, then:")
+    made.file.comment("vllm-repro run FILE --server process --weights dummy --vllm RELEASE")
+    sizes = {"layers": 2, "why": "no weights are needed"}
+    sizes |= {} if stated_shape else {"heads": 4, "kv_heads": 2, "head_dim": 64}
+    made.file.comment(f"needs=Needs(), dummy={made.file.call('Dummy', **sizes).text},")
 
 
 def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:

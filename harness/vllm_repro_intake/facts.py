@@ -57,6 +57,8 @@ class Facts:
     shape: dict[str, int | str]
     # count and kind as stated
     gpus: Stated | None
+    # the text says that it runs without a GPU
+    on_cpu: bool
     # number of nodes as stated; 0 if not
     nodes: int
     requests: tuple[Asked, ...]
@@ -77,7 +79,7 @@ class Facts:
 _KIND_OF_ISSUE = r"\[(?:Bug|Usage|Installation|Performance|CI[^\]]*|Regression)\](?:\[[^\]]+\])*"
 _TITLES = (
     re.compile(rf"{_KIND_OF_ISSUE}:?[ \t]*(?P<title>\S[^\n]{{5,}})"),
-    re.compile(r"\A\s*# (?P<title>\S[^\n]{5,})"),
+    re.compile(r"\A\s*#{1,6} (?P<title>\S[^\n]{5,})"),
     re.compile(r"(?mi)^(?:Subject|Title): *(?:Re: *)*(?P<title>\S[^\n]{5,})"),
 )
 _TITLE_ENDS = re.compile(
@@ -130,6 +132,10 @@ _NOT_THIS_ONE = re.compile(
     r"(?i)\b(?:from|work(?:s|ed|ing)|fine|ok|good|ran|lives|did not|not in|until|up to|before)"
     r" (?:\S+ ){0,6}v?$"
 )
+_SOURCE = re.compile(
+    r"(?i)\bfrom \S+ (?=to v?$)|\b(?:install\w*|built|pulled|wheels?|image) from \S+ "
+)
+"""Words after `from` that are no bad sign: "upgraded from A to B", "installed from PyPI"."""
 _GOOD = re.compile(
     r"(?i)(?:(?!crash|die|fail|hang|but |while |and |0\.\d)[^\n.;,]){0,30}?(?:\b(?:works?|worked"
     r"|fine|ok(?:ay)?|good|unaffected|not affected|accepted|has it not|has no)\b|没有|正常"
@@ -144,7 +150,7 @@ _PRODUCT = re.compile(
     r"|litellm|python|numpy|peft|outlines|tokenizers|modelopt|inductor"
 )
 _HUB_MODEL = re.compile(
-    r"(?i)(?:\bmodel(?: name| id| path|url|Artifacts:(?:\s+\w+: \S+)*\s+name)?"
+    r"(?i)(?:模型|モデル|\bmodel(?: name| id| path|url|Artifacts:(?:\s+\w+: \S+)*\s+name)?"
     r"|_(?:model|LLM)(?:_name|_id)?)(?:\*\*)?"
     r"(?:\s*[:=|：]+\s*|\s+(?:is|was)\s+|[ \t]{2,}|\n[ \t]*value: *)"
     rf"[\"'`*\[]*(?P<model>{_REPOSITORY})(?![\w/])"
@@ -180,6 +186,11 @@ _GPUS = (
     re.compile(rf"(?a)\bGPUs?\b[^\n]{{0,30}}?(?<![\w-])(?P<kind>{_KIND})"),
     re.compile(rf"(?a)(?<![\w-])(?P<kind>{_KIND})"),
 )
+_NO_GPU = re.compile(
+    r"(?i)(?<!if )\b(?:no|without(?: an?y?)?) GPUs?(?=[\s.,;)]*(?:$|\n|[.,;)]))"
+    r"|\bGPUs?[*\"` ]*[:=|][*\"` |]*(?:none|no)\b"
+    r"|\bCPU[- ](?:build|backend|only)\b|\bvllm-openai-cpu\b|\bVLLM_CPU_KVCACHE_SPACE\b"
+)
 _COUNT = rf"(?i:(?<![\w.])(?P<count>\d{{1,2}}|{'|'.join(COUNTS)})[ -])"
 _NODES = re.compile(rf"{_COUNT}(?:[\w.]+[ -])?nodes\b")
 _GPU_COUNT = re.compile(rf"(?!0){_COUNT}(?:NVIDIA |AMD )?GPUs?\b(?! (?:hit|block|KV|token|mem))")
@@ -207,7 +218,7 @@ _SYMPTOMS = (
             r"|\b(?:HTTP |status |returns? |an? |answers? )500\b|\b500 (?:Internal|error|status)"
             r"|\breturns? (?:no (?:data|answer|output|text|results?|tokens)|nothing|empty|null)\b"
             r"|\b(?:accuracy|gsm8k|scores?)\b[^.\n]{0,40}\b(?:drop|degrad|fall|lower)\w*"
-            r"|Internal Server Error|乱码|文字化け"
+            r"|→ ?(?:HTTP )?500\b|Internal Server Error|乱码|文字化け"
             r"|\b(?:server|engine)\b[^.\n]{0,20} (?:stays|keeps|is still) (?:up|alive)"
         ),
     ),
@@ -289,6 +300,8 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
         model=model,
         shape=_shape(text),
         gpus=_gpus(text, diagnosis),
+        on_cpu=diagnosis.evidence is Evidence.CPU
+        or (_gpus(text, diagnosis) is None and _NO_GPU.search(text) is not None),
         nodes=_count(_NODES.search(text)),
         requests=tuple(requests),
         tried=tuple(tried),
@@ -417,8 +430,7 @@ def _is_another(match: re.Match[str]) -> bool:
     """Return True if the words around a release say that it works or was upgraded from."""
     clauses = re.split(r"[.;\n]\s|,| but | and ", match.string[: match.start("version")][-80:])
     return bool(
-        _NOT_THIS_ONE.search(re.sub(r"(?i)\bfrom \S+ (?=to v?$)", "", clauses[-1]))
-        or _GOOD.match(match.string, match.end())
+        _NOT_THIS_ONE.search(_SOURCE.sub("", clauses[-1])) or _GOOD.match(match.string, match.end())
     )
 
 

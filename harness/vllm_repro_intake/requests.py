@@ -135,7 +135,10 @@ _OUTPUT = re.compile(
 )
 _SENDS = re.compile(r"\.(?:(?P<what>chat\.completions|completions|embeddings)\.create|post)\(")
 _CURL = re.compile(r"(?:^|[\s`;&|($])curl\s")
-_LOOP = re.compile(r"\bfor \w+ in (?:[$`]\(?seq (?:1 )?(\d{1,5})[)`]|\{1\.\.(\d{1,5})\})")
+_LOOP = re.compile(
+    r"\bfor \w+ in (?:[$`]\(?seq (?:1 )?(\d{1,5})[)`]|\{1\.\.(\d{1,5})\}"
+    r"|(\d{1,5}(?: \d{1,5})*) *(?:;|\n|$))"
+)
 _QUOTED = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _LOCAL = re.compile(r"localhost|127\.[\d.]+|0\.0\.0\.0|\[::1\]|host\.docker\.internal")
 _ELSEWHERE = re.compile(r"github|huggingface|pypi|pytorch|nvidia\.com")
@@ -243,7 +246,10 @@ def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[
         ]
         path = next((url for url in urls if url not in data), "")
         with contextlib.suppress(ValueError, RecursionError):
-            body = json.loads(data[-1], strict=False) if data else {}
+            typed = data[-1] if data else "{}"
+            if typed.startswith("${"):  # $'…' in the shell
+                typed = typed[1:].replace("\\\\", "\\")
+            body = json.loads(typed, strict=False)
             if (
                 _path(path)
                 and (data or re.search(r"(?:-X|--request)[ =]?POST\b", text))
@@ -286,13 +292,33 @@ def _curls(lines: Sequence[str]) -> Iterator[tuple[str, list[str], int]]:
                         if any(word.text == "curl" for word in words[:3]):
                             before = "\n".join([*lines[:at], text.partition("curl")[0]])
                             loop = _LOOP.search(re.split(r"(?m)^\s*done\b|; *done\b", before)[-1])
-                            times = min(int(loop[1] or loop[2]), _MOST) if loop else 1
-                            yield text, [word.text for word in words], times
+                            times = min(_turns(loop), _MOST) if loop else 1
+                            typed, after = _heredoc(text, lines[end:])
+                            end += after
+                            yield (
+                                text,
+                                [typed if word.text == "@-" else word.text for word in words],
+                                times,
+                            )
                     break
             end += 1
         else:
             end = at + 1
         at = end
+
+
+def _heredoc(text: str, following: Sequence[str]) -> tuple[str, int]:
+    """Return the document that a command reads from the lines after it, and their number."""
+    mark = re.search(r"<<-?[ \t]*(['\"]?)(\w+)\1", text)
+    for at, line in enumerate(following[:_MOST_LINES] if mark else ()):
+        if mark and line.strip() == mark[2]:
+            return "\n".join(following[:at]), at + 1
+    return "@-", 0
+
+
+def _turns(loop: re.Match[str]) -> int:
+    """Return how often the loop of a shell runs its body."""
+    return len(loop[3].split()) if loop[3] else int(loop[1] or loop[2])
 
 
 def _path(url: str) -> str:

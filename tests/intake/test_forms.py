@@ -164,6 +164,21 @@ FORMS = {
             "request 65",
         ),
         (
+            f"{RUN}\nfor i in 1 2; do\n  curl box:8000/v1/completions -d '{BODY}' &\ndone",
+            "together(;request 2",
+            "request 3",
+        ),
+        (
+            f"{RUN}\n$ curl box:8000/v1/completions -d @- <<'X'\n{BODY}\nX\n$ date",
+            'request(path="/v1/completions", body={"prompt": "hi", "max_tokens": 5}',
+            "request 2",
+        ),
+        (
+            f"{RUN}\ncurl box:8000/v1/completions -d $'" + '{"prompt": "a\\\\nb"}' + "'",
+            "{\"prompt\": 'a\\nb'}",
+            "\\\\n",
+        ),
+        (
             f'{RUN}\nflag = True\nclient.completions.create(prompt="hi", stream=flag)',
             '"stream": True',
             "not a literal",
@@ -185,6 +200,8 @@ PROSE = {
         ("vLLM 0.25.0 dies (works fine on v0.24.0).", "works, or is older: 0.24.0", ""),
         ("vllm-ascend 0.13.0rc1 dies", "release is not stated", "==0.13.0"),
         ("The vllm-gaudi plugin 0.12.0 dies", "release is not stated", "==0.12.0"),
+        ("Installed from PyPI (vllm 0.24.0).", "==0.24.0", "works, or is older"),
+        ("vllm installed from wheel 0.24.0", "==0.24.0", "works, or is older"),
         ("Run 0.25.0. Setting VLLM_A=1 helps.", "GAP: not read: “Setting VLLM_A=1 helps.”", ""),
     ],
     "results": [
@@ -198,6 +215,7 @@ PROSE = {
         ("With it, gsm8k falls to 40 %.", "errs)", "dies)"),
         ("The pod never gets ready.", "hangs)", "dies)"),
         ("The server never becomes ready.", "hangs)", "dies)"),
+        ("/rerank with top_n=5 → 500", "errs)", "dies)"),
         ("The output is garbage. Nothing crashes.", "errs)", "dies)"),
     ],
     "second conditions": [
@@ -247,6 +265,10 @@ PROSE = {
         ("A100 machine with 64 GB of RAM", "reported on A100:", "gpu_memory_gb"),
         ("nvidia rtx4090 x8", "8 x nvidia rtx4090", ""),
         ("4090(24gb) * 2", "2 x 4090", ""),
+        ("GPU: none, a CPU build", "Needs(gpus=0);Dummy(", "no GPU was read"),
+        ("There is no GPU.", "Needs(gpus=0)", "no GPU was read"),
+        ("No GPU memory is left.", "no GPU was read", "Needs(gpus=0)"),
+        ("H100, and a CPU-only router", "reported on H100", "Needs(gpus=0)"),
         ("2x B70", "2 x B70", "no GPU was read"),
     ],
     "parts that no command has": [
@@ -257,6 +279,13 @@ PROSE = {
     ],
 }
 WHOLE = [
+    (
+        "```\nvllm serve --config a.yaml --seed 2\n```\n\n```\nmodel: a/b1\nseed: 1\nport: 16\n```",
+        "--model a/b1;--seed 2;--port 16;from the file of --config",
+        "\n          --seed 1",
+    ),
+    ("### It dies\n\n`vllm serve a/b1 --seed 1`", 'title="It dies"', ""),
+    ("`vllm serve /m/b1 --seed 1`\n\n模型：a/b1", '"a/b1"', "unknown/unknown"),
     ("Server Command：  VLLM_A=1 vllm serve a/**b1** --seed 1", "VLLM_A=1;serve a/b1;--seed 1", ""),
     ("The launch cmd: vllm serve a/b --seed 1", "--seed 1", ""),
     ("## Your current environment\n\nexport VLLM_A=1\n\nvllm serve a/b -tp 2", "VLLM_A=1", ""),
