@@ -61,6 +61,7 @@ _HOLES = re.compile(
 _VARIABLES = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\([^)]*\)|\{[A-Za-z_][^{}'\"]*\}")
 """Variables of a shell or an f-string in the text of a request."""
 _CHUNKS = re.compile(r"(?i)chunk|prefill|continuation")
+_FIELD_IN_PROSE = re.compile(r"[\"'`](?!max_tokens)([a-z]\w*)[\"']? ?[:=] ?(?:\d|true|false)")
 _UNSET = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(\([^()]+\)\)|\A<[\w .-]{1,40}>\Z")
 _IDS = re.compile(
     r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
@@ -426,6 +427,8 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
             continue
         else:
             if not request.beside or not steps:
+                for name in _FIELD_IN_PROSE.findall(request.words):
+                    made.gap(f"request {at}: the field {name} of this sentence is not in it")
                 made.guess(f"request {at}: {request.tokens:,} tokens", request.words)
             word = "completion" if request.path == "/v1/completions" else "chat"
             size = {"prompt": request.tokens, "max_tokens": answer}
@@ -572,7 +575,7 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
     if not facts.diagnosis.died and facts.symptom.words:
         made.guess(f"the reported arm {symptom}, by the words of the text", facts.symptom.words)
     elif not facts.diagnosis.died:
-        made.guess("dies is a guess: no sentence that was read says what the engine does", "")
+        made.gap("no sentence that was read says what the engine does: dies stands for it")
     arms = [made.file.call("arm", "reported", made.file.word(symptom))]
     names = {"reported"}
     for tried in facts.tried:

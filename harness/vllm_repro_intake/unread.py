@@ -106,6 +106,11 @@ _TELLS = re.compile(
     r"|正常|不会|没有(?:这个)?问题|解决|ません"
 )
 """Words of a sentence about a workaround, or about a setup without the bug."""
+_REPEATED = re.compile(
+    r"(?i)\btwice\b|\b(?:two|three|several|many|a (?:few|couple(?: of)?)) times\b|\brepeatedly\b"
+    r"|两次|多次"
+)
+"""Words of a request that is sent more than once."""
 _NUMBER = re.compile(
     rf"(?a)(?:(?<![\w./:#-])|(?<=\.\.))(?<!\d[,'])(?P<number>\d+(?:\.\d+){{2,}}\w*|{DIGITS})"
     r"(?: ?(?P<unit>[kKM])(?![A-Za-z]))?|(?<=[\s\d]\d[-–])(?P<last>\d+)\b(?!\.\d)"
@@ -131,6 +136,8 @@ def unread(
     title: it has its own field.
     """
     stated = [part for block in blocks for part in _parts(block, blocks)]
+    headings = dict.fromkeys(block.heading for block in blocks if _REPEATED.search(block.heading))
+    stated += [(heading, False) for heading in headings]
     # Which of several requests was not read is not known: quote each.
     lost = sum(SENDS.search(text) is not None for text, _ in stated) > sent
     parts = [
@@ -185,7 +192,7 @@ def _missing(
     everything = f"{values}\n{quoted}"
     text = _OF_A_BOX.sub(" ", text) if code else text
     told = _PAUSE.search(text) if code else _TELLS.search(text)
-    if told and text[:40] not in quoted:
+    if (told or (not code and _REPEATED.search(text))) and text[:40] not in quoted:
         yield text
     for match in _TOGETHER.finditer(text) if code else ():
         if f"at_once({next(filter(None, match.groups()))}," not in values:

@@ -251,6 +251,9 @@ PROSE = {
         ("Input length: 700 / 900, output length of 3.", "prompt=900, max_tokens=3", ""),
         ("Prompts of 15-20 tokens: fine.", "GAP: no prompt size was read", "prompt=[15"),
         ("A prompt of 5 tokens vs one of 80 tokens.", "GAP: no prompt size was read", "prompt=5"),
+        ('A prompt of 600 tokens with `"n": 3`.', "GAP: request 1: the field n of", ""),
+        ("Send it twice.", "GAP: not read: “Send it twice.”", ""),
+        ("## Request (a couple of times)\n\nSend it.", "(a couple of times)”", ""),
         ("1. Start it\n2. `curl x` 17 times", "`curl x` 17 times", "“2.”"),
     ],
     "models and GPUs": [

@@ -337,7 +337,7 @@ def test_the_symptom_without_a_traceback(title: str, expected: str) -> None:
     made = drafted(f"# [Bug]: {title} on a box\n\n{SERVE}")
     assert checked(made).arms[0].expected == expected
     assert ("signature=unstated()" in made.text) == (expected == "dies")
-    assert any("dies is a guess" in guess for guess in made.guesses) == (title == "slow")
+    assert any("dies stands for it" in gap for gap in made.gaps) == (title == "slow")
 
 
 def workload(text: str) -> list[str]:
