@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "harness/vllm_repro": 13_000,
-    "harness": 26_720,
-    "tests": 18_880,
-    "benchmarks": 1_265,
+    "harness": 26_740,
+    "tests": 18_820,
+    "benchmarks": 1_260,
 }
 """Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500.
 
