@@ -8,8 +8,8 @@ is empty, both wait for ever, and `/health` is 200. The boot compares the larges
 `--max-num-batched-tokens` only.
 
 Up to 0.32.0 the rule did not apply to a step that begins at the image: it was split, which is the
-report. #52412 mended that. On GPUs vLLM sets the flag itself for models whose image tokens see each
-other in both directions. Here an image takes 32 tokens.
+report. 0.33.0 compares as #52412 proposed. On GPUs vLLM sets the flag itself for models whose image
+tokens see each other in both directions. Here an image takes 32 tokens.
 """
 
 from vllm_repro.vocabulary import *
