@@ -421,3 +421,52 @@ def test_verdict_and_release_agree_on_unexplained_failures(
     changed = unexplained < 10
     assert (release_result(arm, imitated=True) is ReleaseResult.FAILS_OTHERWISE) is changed
     assert (decide([arm], standing=Standing.BAD).verdict is Verdict.CHANGED) is changed
+
+
+def test_releases_stand_in_the_order_that_was_asked_for() -> None:
+    later, earlier = row("0.24.0", Outcome.CLEAN), row("0.23.0", Outcome.CRASH)
+    empty = map_of([], ["0.23.0", "0.24.0"])
+    whole = empty.after(later).after(earlier)
+    assert (whole.boots, whole.trials) == ((earlier, later), 1)
+    states = [
+        (done.derived()["pending"], done.derived()["undecided"], done.derived()["expected"])
+        for done in (empty, empty.after(later), whole)
+    ]
+    assert states == [(empty.versions, True, False), (("0.23.0",), True, False), ((), False, True)]
+    assert whole.derived()["rehearsal"] is True
+    assert replace(whole, evidence="lab").derived()["rehearsal"] is False
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "outcome", "boundary"),
+    [
+        ((Outcome.CRASH,), "crash", "crossed"),
+        ((Outcome.CRASH, Outcome.CRASH), "2 crash", "crossed"),
+        ((Outcome.CLEAN, Outcome.UNTRIGGERED), "1 clean, 1 untriggered", "1 of 2 crossed"),
+        ((Outcome.UNTRIGGERED, Outcome.UNTRIGGERED), "2 untriggered", "not crossed"),
+        ((Outcome.BOOT_FAILED,), "boot-failed", "-"),
+    ],
+)
+def test_words_of_an_arm_in_a_release(
+    outcomes: tuple[Outcome, ...], outcome: str, boundary: str
+) -> None:
+    release = row("0.23.0", *outcomes)
+    (arm,) = release.arms
+    assert (arm.outcome, arm.boundary) == (outcome, boundary)
+    assert (release.vllm_version, release.run) == ("0.23.0", run_of("0.23.0", outcomes).folder.name)
+
+
+def test_a_release_of_unknown_status_is_not_called_declared() -> None:
+    release = row_of(run_of("0.23.0", [Outcome.CRASH]), "0.23.0", Standing.UNKNOWN, "rehearsal")
+    arm = structs.replace(release.arms[0], declared=Standing.UNKNOWN)
+    assert (release.as_declared(arm), release.as_declared(release.arms[0])) == ("-", "-")
+    assert release.as_declared(structs.replace(arm, declared=Standing.BAD)) == "yes"
+
+
+def test_a_range_ends_at_a_release_without_the_bug() -> None:
+    rows = [
+        row("0.21.0", Outcome.CRASH),
+        row("0.22.1", Outcome.BOOT_FAILED),
+        row("0.23.0", Outcome.CRASH),
+    ]
+    assert map_of(rows).readings == ("dies in 0.21.0 and 0.23.0; 0.22.1 does not boot",)
