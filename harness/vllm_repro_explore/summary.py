@@ -16,7 +16,7 @@ from vllm_repro_explore.search import Found, Tally
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What earlier searches of the same kind found, with any vLLM."""
+    """Findings of earlier searches of the same kind, with any vLLM."""
 
     searches: int = 0
     # the highest seed of those of this vLLM; 0 without one

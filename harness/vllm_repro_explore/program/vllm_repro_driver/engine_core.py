@@ -145,7 +145,7 @@ class _Inline:
 
 
 class _Late(Future[Any]):
-    """Future that says that it is not done for the first `looks` times it is asked."""
+    """Future that reports "not done" to the first `looks` questions."""
 
     looks = 0
 

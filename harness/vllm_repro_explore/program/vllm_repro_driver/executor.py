@@ -67,7 +67,7 @@ class ModelRunnerError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What decides a request's answer beside its tokens."""
+    """Inputs of a request's answer other than its tokens."""
 
     salt: int = 0
     # see `reference`
@@ -252,7 +252,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
 
     @functools.cached_property
     def endless(self) -> Any:
-        """Return the bitmask of all tokens but the one that ends an answer."""
+        """Return a bitmask that forbids only the end token."""
         return reference.endless(self.vllm_config.model_config.get_vocab_size())
 
     def _noise(self, shape: tuple[int, ...]) -> Any:

@@ -181,7 +181,7 @@ class _Pulls(_Fetches):
                     self._fetching[name] = meta
 
     def fetch(self, name: str, meta: Any) -> bool | None:
-        """Poll a pull; None also for a failed one if the release tells nobody of it."""
+        """Poll a pull. Return None also for a failed pull that the release does not report."""
         came = super().fetch(name, meta)
         # Up to 0.29.0 `receive_kv` logs a pull that failed, and tells nobody.
         return None if came is False and not _mooncake_reports() else came
