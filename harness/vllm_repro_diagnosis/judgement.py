@@ -37,7 +37,7 @@ from vllm_repro_diagnosis.life_signs import (
     Sign,
     SignKind,
 )
-from vllm_repro_diagnosis.log_text import shown
+from vllm_repro_diagnosis.log_text import line_in_file
 from vllm_repro_diagnosis.outside import Meaning, names_other_only
 from vllm_repro_diagnosis.root_cause import Root, find_root
 from vllm_repro_diagnosis.tracebacks import (
@@ -260,9 +260,9 @@ def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
     why = diagnosis.why
     if line and text.rstrip(":") not in why and (root is None or line < end.line):
         quote = text.partition(_BREAK)[0][:_QUOTE]
-        why = f"{why.rstrip('.')}. Line {shown(line)} explains it: {quote}"
+        why = f"{why.rstrip('.')}. Line {line_in_file(line)} explains it: {quote}"
     return replace(
-        diagnosis, why=why, line=diagnosis.line or shown(end.line) or None, time=end.time
+        diagnosis, why=why, line=diagnosis.line or line_in_file(end.line) or None, time=end.time
     )
 
 
@@ -466,8 +466,12 @@ def _silent_end(case: _Case) -> Diagnosis | None:
     return _died(f"EngineCore was gone before anybody asked the server to stop{how}.")
 
 
-def _uncaught(case: _Case) -> Diagnosis | None:
-    """Judge an exception that left a loop where nothing catches it, without the fatal line."""
+def _without_fatal_line(case: _Case) -> Diagnosis | None:
+    """Judge an uncaught exception or a native crash in a log without the engine's fatal line.
+
+    An exception counts if it left an engine's step or boot, or ended a starting server. None for a
+    paste.
+    """
     life = case.life
     if case.paste:
         return None
@@ -613,7 +617,7 @@ def _multiprocessing(case: _Case) -> Diagnosis | None:
     for cut in case.unfinished:
         if _PROCESS.match(cut.headline) and LOOPS.intersection(cut.functions):
             why = f"{_BY_MULTIPROCESSING}; the end of its traceback is cut off."
-            return replace(_died(why, case.cause), line=shown(cut.last_line))
+            return replace(_died(why, case.cause), line=line_in_file(cut.last_line))
     return None
 
 
@@ -872,7 +876,9 @@ def _silence(case: _Case) -> Diagnosis:
     if running is not None and life.ready:
         return _lives(f"The engine works where its log ends, and it still runs: {running.text}")
     if dump is not None and life.survived_until < dump.line:
-        why = f"A step failed (line {shown(dump.line)}), and its exception is not in this log."
+        why = (
+            f"A step failed (line {line_in_file(dump.line)}), and its exception is not in this log."
+        )
         return replace(_undecided(why), open_end=True, phase=Phase.REQUEST)
     interrupts = (each for each in case.raised if each.exception == "KeyboardInterrupt")
     if not life.ready and any(_of_server(each) and not each.level for each in interrupts):
@@ -884,7 +890,7 @@ def _silence(case: _Case) -> Diagnosis:
         working = any(life.busy.values())
         state = f"The server was {'answering requests' if working else 'without a failure'}"
     if last is not None:
-        where = f" (line {shown(last.number)}{', ' + last.stamp if last.stamp else ''})"
+        where = f" (line {line_in_file(last.number)}{', ' + last.stamp if last.stamp else ''})"
     why = f"{state} where this log ends{where}: it may run on, or have been killed"
     return replace(_undecided(f"{why}. {_LOOK}"), open_end=True)
 
@@ -896,7 +902,15 @@ _LOOK = (
 
 
 _RULES = (
-    *(_refused, _by_kernel, _last_words, _silent_end, _uncaught, _multiprocessing, _pasted),
+    *(
+        _refused,
+        _by_kernel,
+        _last_words,
+        _silent_end,
+        _without_fatal_line,
+        _multiprocessing,
+        _pasted,
+    ),
     *(_killed_or_ended, _offline, _by_single_sign, _stopped),
 )
 """Rules in the order in which they are tried.

@@ -173,7 +173,7 @@ def is_local(url: str) -> bool:
 
 
 def _url_of(pids: Sequence[int]) -> str:
-    """Return the URL at which the first process listens; "" if it cannot be reached from here."""
+    """Return the URL by `--host` and `--port` of the first process; "" if none listens there."""
     options = dict(re.findall(r"--(host|port|ssl-certfile)[ =](\S+)", command_of(pids[0])))
     port, host = options.get("port", "8000"), options.get("host", "")
     if not set(listeners(int(port))) & set(pids):

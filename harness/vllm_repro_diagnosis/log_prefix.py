@@ -77,13 +77,13 @@ class Prefixes:
         self._bare += count
 
     @property
-    def active(self) -> bool:
-        """Return True if a learnt prefix may be removed."""
+    def mostly_prefixed(self) -> bool:
+        """Return True if more of vLLM's lines so far have a collector's prefix than have none."""
         return self._prefixed > self._bare
 
     def end(self, raw: str, at: int) -> int:
         """Return the index after the learnt prefix of this line; `at` without one."""
-        if self.active:
+        if self.mostly_prefixed:
             for pattern in self._patterns.values():
                 if match := pattern.match(raw, at):
                     return match.end()

@@ -208,8 +208,8 @@ def from_the_end(lines: list[Line]) -> list[Line]:
     return [line._replace(number=_LAST - line.number) for line in reversed(lines)]
 
 
-def shown(number: float) -> int:
-    """Return the number to print: that of the line in the file."""
+def line_in_file(number: float) -> int:
+    """Return a line's number in the file, without its fraction, also for one of `from_the_end`."""
     return int(number if number * 2 < _LAST else _LAST - number)
 
 
@@ -236,7 +236,7 @@ def read_lines(
             prefixes.learn(piece, at)
         prefixes.learn_bare(runs.stamped - skipped)
         skipped = runs.stamped
-        runs.off |= prefixes.active
+        runs.off |= prefixes.mostly_prefixed
         yield from _split_glued(number, stream, piece, prefixes.end(piece, at))
 
 

@@ -372,7 +372,10 @@ class Finder:
         self._read(transcript, line, interrupted)
 
     def is_idle(self, line: Line) -> bool:
-        """Return True if no traceback is open where this line was printed."""
+        """Return True if this line's process and logging call have no open traceback.
+
+        False before the first line of that call.
+        """
         transcript = self._transcripts.get(_key(line))
         return transcript is not None and transcript.block is None
 
@@ -454,7 +457,7 @@ class Finder:
                 block = self._begin(transcript, line, indent=None)
             _take_frames(block, text)
         elif block is None or block.done or (not stripped and block.exception is not None):
-            self._loose(transcript, line, stripped)
+            self._read_outside(transcript, line, stripped)
         elif block.exception is not None:
             self._message_of(transcript, block, text)
         elif stripped and not stripped.startswith("```"):
@@ -513,12 +516,15 @@ class Finder:
         if fenced or _RECORD.match(stripped) or record:
             block.done = True
         elif not block.frames and _LIKELY.fullmatch(stripped):
-            self._loose(transcript, line, stripped)
+            self._read_outside(transcript, line, stripped)
         else:
             block.message.append(text if block.line.level else stripped)
 
-    def _loose(self, transcript: _Transcript, line: Line, stripped: str) -> None:
-        """Read a line outside of a traceback: a last line, pasted alone, names an exception too."""
+    def _read_outside(self, transcript: _Transcript, line: Line, stripped: str) -> None:
+        """End the open traceback; begin one if the line alone names an exception.
+
+        An empty line ends none, nor does a line after "During handling of the above exception".
+        """
         if transcript.block is not None and (not stripped or transcript.block.chained):
             return
         self._close(transcript)

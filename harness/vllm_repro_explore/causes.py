@@ -176,7 +176,7 @@ def _rows(
 def _as_released(scenario: Scenario, cause: Cause) -> Cause:
     """Return `cause` without its patches: the unchanged release, to compare the changes with.
 
-    Without a declared bug its engine should live.
+    Its engine should die if the arm's status declares the release bad, else live.
     """
     standing = scenario.status_of(_arm(scenario, cause)).standing(cause.release)
     expected = Expected.DIES if standing is Standing.BAD else Expected.LIVES

@@ -70,7 +70,7 @@ def finding_test(finding: Mapping[str, Any], version: str) -> str:
         ),
         *([f"Known: {finding['known']}."] if finding["known"] else []),
     ]
-    return _file(finding["case"], about)
+    return _test_file(finding["case"], about)
 
 
 def folder_test(folder: Path) -> str:
@@ -111,13 +111,15 @@ def scenario_test(scenario: Scenario, arm: Arm | None = None) -> str:
             f" {scenario.status.good or 'none known'}. Arm: {arm.name}."
         ),
     ]
-    return _file(case_from(scenario, arm).as_json(), about)
+    return _test_file(case_from(scenario, arm).as_json(), about)
 
 
-def _file(case: Mapping[str, Any], about: Sequence[str]) -> str:
+def _test_file(case: Mapping[str, Any], about: Sequence[str]) -> str:
     """Return the pytest file for a case, as `Case.as_json` has it.
 
-    about: lines on the bug, the first a sentence without its stop.
+    about: lines on the bug, the first a sentence.
+
+    Raises `UsageError` for a connector that no such test can play.
     """
     if case["connector"] not in _PARTS:
         raise UsageError(f"no test shows this finding: it has no copies for {case['connector']}")

@@ -143,7 +143,10 @@ def wait(*_: Any, **__: Any) -> None:
 
 
 def refuse(error: Exception) -> NoReturn:
-    """Raise `error`. The lab raises nowhere else; a CUDA build raises in C++ here."""
+    """Count a refusal in `STATE` and raise `error`; a CUDA build raises it in C++.
+
+    The lab raises nowhere else.
+    """
     STATE.refused += 1
     raise error
 

@@ -47,11 +47,13 @@ _mine: set[str] = set()
 def leased_gpus(
     count: int, unfit: Callable[[Gpu], str], notify: Callable[[str], None] = lambda _: None
 ) -> Iterator[tuple[str, ...]]:
-    """Lease `count` GPUs and yield their indices; block while other runs hold them.
+    """Lease `count` GPUs and yield their indices; wait while others hold them or use their memory.
 
     unfit: returns why a GPU cannot be used; empty if it can. notify: called with a line for each
-    GPU that is unfit, not while it waits. Raises `InfraError` if too few GPUs are left. If
-    CUDA_VISIBLE_DEVICES lists indices, lease only GPUs from it.
+    GPU that is set aside as faulty or busy, not while it waits.
+
+    If CUDA_VISIBLE_DEVICES lists indices, lease only GPUs from it. Raises `InfraError` if too few
+    GPUs are left.
     """
     with contextlib.ExitStack() as held:
         cards = _lock_gpus(count, unfit, notify, held) if count else ()

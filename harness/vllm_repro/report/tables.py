@@ -191,7 +191,10 @@ def throughput_table(measured: MeasureReport | None) -> Table | None:
 
 
 def throughput_lead(report: RunReport) -> list[str]:
-    """Return sentences on the throughput figures, or the reason that there are none."""
+    """Return sentences, without stops, for above the throughput table or in its place.
+
+    Empty if throughput was not measured.
+    """
     measured = report.measured
     if measured is None:
         return []

@@ -375,7 +375,10 @@ class TrialMeasurer:
     async def _send(
         self, name: str, endpoint: str, body: Mapping[str, Any], tokens: int = 0
     ) -> Answer:
-        """Send a request, by the load's client if one is open, and return its answer."""
+        """Send a request, by the load's client if one is open; keep its answer for `_record`.
+
+        One that crashed the engine counts for the trigger. tokens: of its prompt; 0 if unknown.
+        """
         trial = self.runner.trial
         answer, died = await self.runner.watch.ask(endpoint, body, by=self.runner.watch.load)
         self.unrecorded.append((name, answer))

@@ -72,13 +72,13 @@ async def load_alone(runner: WorkloadRunner) -> None:
 async def run_trial(trial: Trial, work: Work = _workload, what: str = "trial") -> Conclusion:
     """Boot the arm, run its workload, end the server, and return what the trial showed.
 
-    When this returns or raises, the server is gone and the journal has the conclusion.
+    When this returns or is cancelled, the server is gone and the journal has the conclusion.
 
     work: what to do with the server once it is ready. It must return soon after
     `runner.watch.over()`. what: begins the names of the first and last entry in the journal.
 
-    Raises `HarnessBug`, and `asyncio.CancelledError` after the same clean-up. Any other
-    `ReproError` is an outcome.
+    Raises `HarnessBug`, with the server gone and no conclusion in the journal, and
+    `asyncio.CancelledError`. Any other `ReproError` is an outcome.
     """
     began = time.time()
     trial.journal.write(

@@ -114,7 +114,10 @@ def _quoted(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
 
 
 def _weighed(match: Match, diagnosis: Diagnosis) -> Match:
-    """Return the match, lowered to `near` if something contradicts it or too little shows it."""
+    """Return the match, lowered to `near` if something contradicts it or too little shows it.
+
+    Also set `later`: the release is declared good, or is unknown.
+    """
     version = diagnosis.vllm_version
     good = match.scenario.status.standing(version) is Standing.GOOD
     match = replace(match, later=good or version is None)

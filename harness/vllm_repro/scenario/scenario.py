@@ -485,9 +485,9 @@ class Scenario:
         return living or [arm for arm in changed if (arm.expected, arm.workload) == kept]
 
     def status_of(self, arm: Arm) -> Status:
-        """Return the scenario's status, with the arm's own bad releases if it has some.
+        """Return the scenario's status. If the arm has bad releases, they replace the scenario's.
 
-        Good releases do not apply to an arm with patches: the patch may cause the crash. Raises
+        Then an arm with patches has no good releases: the patch may cause the crash. Raises
         `ValueError` for a wrong specifier.
         """
         return Status(arm.bad, "" if arm.patches else self.status.good) if arm.bad else self.status

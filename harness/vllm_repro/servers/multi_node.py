@@ -168,7 +168,10 @@ def node_log(log: Path, rank: int) -> Path:
 
 
 class MultiNodeServer(Server):
-    """One vLLM server over several nodes, by rank, each with its own log."""
+    """One vLLM server over several nodes, each with its own log.
+
+    Its URL, log and end are those of the first node. nodes: by rank.
+    """
 
     def __init__(self, nodes: Sequence[Server]) -> None:
         self.head, *self.followers = nodes

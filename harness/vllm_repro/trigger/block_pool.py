@@ -59,12 +59,12 @@ def _blocks_of_longest(group: Group, max_model_len: int, batch: int) -> int:
 
 
 @dataclass
-class _Held:
-    """Blocks of one group: those that the request holds, and those that the connector saw."""
+class _GroupBlocks:
+    """Block numbers of one group of a request: those it holds, those the connector still lists."""
 
     # None if the window has passed the block.
     blocks: list[int | None] = field(default_factory=list)
-    # Blocks that the connector has seen.
+    # Blocks that the connector still lists, freed ones too.
     remembered: list[int | None] = field(default_factory=list)
     # Number of remembered blocks that the connector has scanned.
     scanned: int = 0
@@ -94,7 +94,7 @@ class BlockPool:
 
         The pool cannot be used again.
         """
-        held: list[_Held] | None = None
+        held: list[_GroupBlocks] | None = None
         running: list[int] = []
         computed = generated = idle = twice = 0
         while generated < answer and idle < _STUCK:
@@ -119,7 +119,7 @@ class BlockPool:
 
     def _admit(
         self, cached: list[list[int | None]], computed: int, total: int
-    ) -> list[_Held] | None:
+    ) -> list[_GroupBlocks] | None:
         """Allocate a request's first chunk after its cached prefix; None if the pool is too full.
 
         cached: the prefix's blocks by group; None for one that the window has passed.
@@ -132,18 +132,18 @@ class BlockPool:
         if missing + sum(not self._users[block] for block in kept) > len(self._free):
             return None
         self._hold(kept)
-        held = [_Held(blocks, list(blocks)) for blocks in cached]
+        held = [_GroupBlocks(blocks, list(blocks)) for blocks in cached]
         if self._extend(held, computed, total):
             return held
         self._release(held)
         return None
 
-    def _release(self, held: list[_Held]) -> None:
+    def _release(self, held: list[_GroupBlocks]) -> None:
         """Free all blocks of a request, the end of each group first."""
         for holding in held:
             self._give_back(reversed(holding.blocks))
 
-    def _extend(self, held: list[_Held], computed: int, total: int) -> bool:
+    def _extend(self, held: list[_GroupBlocks], computed: int, total: int) -> bool:
         """Allocate blocks for the next chunk, after freeing those that the windows have passed.
 
         Return False if too few are free.
@@ -164,7 +164,7 @@ class BlockPool:
             self._cache(number, holding.blocks[: end // group.block_size])
         return True
 
-    def _store(self, held: list[_Held], computed: int) -> list[int]:
+    def _store(self, held: list[_GroupBlocks], computed: int) -> list[int]:
         """Return the blocks that the connector stores after a step, and hold them.
 
         The scan of a group waits at a block that is not full.

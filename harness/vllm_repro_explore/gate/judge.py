@@ -18,7 +18,7 @@ Key = tuple[FindingKind, str, str]
 
 
 def key_of(finding: Finding, case: Case) -> Key:
-    """Return the identity of a finding. An exception says enough by itself where it is raised."""
+    """Return kind and site of a finding and, unless it is a death, the connector of its case."""
     if finding.kind is FindingKind.DEATH:
         return finding.kind, finding.site, ""
     connector = case.setup.connector or "no connector"
