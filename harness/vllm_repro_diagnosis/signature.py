@@ -94,7 +94,7 @@ def _compare_link(signature: Signature, link: Root, phase: Phase | None) -> Like
         if squeeze(text) in message:
             why = f"the message holds “{text}”, which excludes this bug"
             return Likeness(how=How.OTHER, why=why)
-    match = _compiled(signature.message).search(message) if signature.message else None
+    match = _compiled(signature.message).search(message)
     message_agrees = match is not None if signature.message else not message
     name, expected_name = bare_name(link.raised.exception), bare_name(signature.exception)
     same_class = not link.class_known or name == expected_name

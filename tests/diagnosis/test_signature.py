@@ -594,6 +594,7 @@ LIKENESSES = {
         (SCO, worker_block("AssertionError", "Expected 512 hit tokens, got 0", "schedule")),
         (SCO, worker_block("AssertionError", "", "schedule", "allocate_slots")),
         (SCO, "AssertionError: with words"),
+        (SCO, worker_block("AssertionError", "", *SCO.frames, "inner")),
         (replace(MIN_TOKENS, not_in_message=("size 4096",)), recording("v0.28.0-min-tokens")),
         # Relatives of the workspace assertion, with and without the worker's lines.
         *(
@@ -666,10 +667,24 @@ def test_named_holes_are_captured(
             "it failed in mine/v1/x.py, outside of vLLM",
         ),
         (replace(TQ, phase=Phase.BOOT), WHOLE, "it died in phase request, not boot"),
+        (
+            SCO,
+            worker_block("AssertionError", "", *SCO.frames, "inner"),
+            "it failed in inner, not in popleft_n",
+        ),
     ],
 )
 def test_why_it_matches_or_does_not(signature: Signature, text: str, why: str) -> None:
     assert compare(signature, diagnose(text)).why == why
+
+
+def test_a_link_that_quotes_a_worker_is_compared_by_the_quotation() -> None:
+    message = f"Worker failed with error '{CONTINUED}', please check the stack trace above"
+    wrapper = raised_as("RuntimeError", message, "run_engine_core")
+    last = replace(raised_as("ValueError", "gave up", "step"), cause=wrapper)
+    death = replace(diagnose(WHOLE), root=Root(raised=last))
+    quoting = replace(TQ, not_in_message=("please check",))
+    assert [compare(each, death).how for each in (TQ, quoting)] == [How.MATCH, How.MATCH]
 
 
 def test_a_message_alone_is_recognized_by_16_fixed_characters() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil, log2
 from random import Random
@@ -185,6 +186,7 @@ def test_behind_a_skip_the_search_goes_further_away() -> None:
         ([(9, BAD), (0, SKIP)], SearchState.GOOD_END_WRONG),
         ([(9, BAD), (1, GOOD), (0, SKIP)], SearchState.GOOD_END_WRONG),
         ([(9, BAD), (0, GOOD)], SearchState.OPEN),
+        ([(3, GOOD), (4, BAD)], SearchState.OPEN),
     ],
 )
 def test_both_ends_are_checked(answers: list[tuple[int, Side]], state: SearchState) -> None:
@@ -225,6 +227,7 @@ def test_good_behind_bad_is_said() -> None:
 def test_equally_probable_points_are_left_together() -> None:
     search = BisectionPlan(size=42).after(BootResult(41, BAD)).after(BootResult(0, GOOD))
     assert (search.answer().left, search.boots_left()) == (tuple(range(1, 42)), 6)
+    assert replace(search, rate=0.5).boots_left() == 17, "a boot tells at most 0.32 bits"
 
 
 def test_the_probability_of_each_change_point() -> None:

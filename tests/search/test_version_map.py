@@ -21,6 +21,7 @@ from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, Standing, Verdict, arm_result, decide
 from vllm_repro_search.record import markdown, terminal
 from vllm_repro_search.versions.record import (
+    DeathSignature,
     ReleaseResult,
     ReleaseRow,
     VersionMap,
@@ -200,11 +201,10 @@ def test_a_release_that_was_not_installed_has_its_reason() -> None:
         ReleaseResult.INFRA,
         "pip cannot\nreach its package index",
     )
-    assert (lost.why, lost.run, lost.undecided) == (
-        "pip cannot reach its package index",
-        None,
-        True,
-    )
+    reason = "pip cannot reach its package index"
+    assert (lost.why, lost.run, lost.undecided, lost.expected) == (reason, None, True, False)
+    long = row_without_run("0.24.0", TQ, [own], ReleaseResult.INFRA, "a" * 400)
+    assert len(long.why) == 300
     assert map_of([lost]).readings == ("0.24.0 could not be tried",)
     msgspec.convert(map_of([lost]).as_dict(), VersionMap)
     assert (lost.declared, lost.arms[0].declared) == (Standing.GOOD, Standing.GOOD)
@@ -219,11 +219,13 @@ def test_a_release_that_was_not_installed_has_its_reason() -> None:
 )
 def test_a_server_of_another_release_decides_nothing(reported: str, believed: bool) -> None:
     run = run_of("0.24.0", [Outcome.CLEAN], reported=reported)
+    run = replace(run, surprises=("reported",))
     one = row_of(run, "0.24.0", Standing.GOOD, "rehearsal")
     assert (one.arms[0].fate, one.undecided) == (
         (ReleaseResult.LIVES, False) if believed else (ReleaseResult.UNDECIDED, True)
     )
     assert (f"the server reports vLLM {reported}" in one.why) is not believed
+    assert one.surprises == (("reported",) if believed else ())
 
 
 def test_a_mixed_build_is_shown_with_both_versions() -> None:
@@ -456,6 +458,21 @@ def test_words_of_an_arm_in_a_release(
     assert (release.vllm_version, release.run) == ("0.23.0", run_of("0.23.0", outcomes).folder.name)
 
 
+def test_signatures_and_boundary_of_an_arm() -> None:
+    (arm,) = row("0.23.0", Outcome.CRASH, Outcome.UNTRIGGERED).arms
+    assert (arm.signature, arm.boundary) == ("match", "1 of 2 crossed")
+    crash, untriggered = arm.trials
+    unknown = structs.replace(crash, death=DeathSignature(None))
+    unbooted = structs.replace(untriggered, boot_s=None)
+    arm = structs.replace(arm, trials=(crash, unknown, unbooted))
+    assert (arm.signature, arm.boundary) == ("match, unknown", "crossed")
+
+
+def test_an_unclear_boot_or_a_surprise_has_its_reason() -> None:
+    assert row("0.23.0", Outcome.UNTRIGGERED).why == "it was untriggered"
+    assert row("0.24.0", Outcome.CRASH).why == run_of("0.24.0", [Outcome.CRASH]).because != ""
+
+
 def test_a_release_of_unknown_status_is_not_called_declared() -> None:
     release = row_of(run_of("0.23.0", [Outcome.CRASH]), "0.23.0", Standing.UNKNOWN, "rehearsal")
     arm = structs.replace(release.arms[0], declared=Standing.UNKNOWN)
@@ -470,3 +487,5 @@ def test_a_range_ends_at_a_release_without_the_bug() -> None:
         row("0.23.0", Outcome.CRASH),
     ]
     assert map_of(rows).readings == ("dies in 0.21.0 and 0.23.0; 0.22.1 does not boot",)
+    more = map_of([*rows, row("0.24.0", Outcome.CRASH)]).readings[0]
+    assert more.startswith("dies in 0.21.0, 0.23.0 and 0.24.0; ")

@@ -160,7 +160,7 @@ class BisectionPlan:
         near = sum(known.left[0] <= place <= known.left[-1] for place in skipped)
 
         def value(candidate: int) -> float:
-            bits = information(min(bad[candidate], 1.0), self.rate)
+            bits = information(bad[candidate], self.rate)
             return bits * _bootable(candidate, skipped, near) / cost(candidate)
 
         bad = list(accumulate(self.posterior()))

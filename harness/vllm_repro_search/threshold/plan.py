@@ -134,7 +134,7 @@ class ThresholdPlan:
     def _split(self, bottom: int, top: int, *, known: bool) -> int:
         """Return the length that divides the gap. known: the gap's upper end crashed."""
         if not known:  # the guess was quiet: away from it in steps that double
-            return min(top - 1, bottom + max(1, bottom - self.guess + 1))
+            return bottom + max(1, bottom - self.guess + 1)
         return bottom + max(1, round(_SHARE * (top - bottom)))
 
     def _check(self, crash: int) -> PromptSent | None:
@@ -142,12 +142,11 @@ class ThresholdPlan:
 
         First it is sent alone to a fresh server, then longer prompts.
         """
-        tried = {probe.length for probe in self.probes if probe.length > crash}
         alone = any(probe.first for probe in self.probes if probe.length == crash)
         again = sum(probe.length == crash for probe in self.probes) > 1
         if not alone and not again:
             return PromptSent(crash, PromptResult.CRASH)
-        longest = max(tried, default=crash)
+        longest = max(probe.length for probe in self.probes)
         above = ((crash + self.high) // 2, self.high)
         length = next((length for length in above if length > longest), None)
         return None if length is None else PromptSent(length, PromptResult.CRASH)
