@@ -17,7 +17,7 @@ from vllm_repro_diagnosis.output import as_lines, as_values
 
 
 def main() -> None:
-    """Print the diagnosis of the file that the command line names."""
+    """Print the diagnosis of the file that the command line names; exit 2 if it cannot be read."""
     parser = argparse.ArgumentParser(
         prog="python -m vllm_repro_diagnosis", description="Print why a vLLM engine died."
     )
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _read(name: str) -> Diagnosis:
-    """Return the diagnosis of a log file; `-` is standard input."""
+    """Return the diagnosis of a log file; `-` is standard input. Raises `OSError`."""
     if name == "-":
         stdin = sys.stdin.buffer
         return diagnose(stdin if isinstance(stdin, io.BufferedReader) else read_lines(stdin))

@@ -49,23 +49,26 @@ class AccessRuns:
     """Reader of a log file that skips long runs of access lines and token counts."""
 
     def __init__(self) -> None:
-        # lines skipped so far, and how many of them have a time
+        # lines skipped in runs so far, and those of them with a time; `only` counts none
         self.lines = self.stamped = 0
-        # skipped lines that the caller has not counted yet, and (kind, time) of their counts
+        # skipped lines since the caller last reset both, and (kind, time) of their token counts
         self.dropped = 0
         self.stamps: list[tuple[str, str]] = []
-        # nothing may be skipped
+        # nothing may be skipped; `read_lines` clears it
         self.off = True
         # words of the lines that still count; None if all lines count
         self.only: Sequence[bytes] | None = None
         self._kinds: Sequence[str] = ()
 
     def skip(self, kinds: Collection[str]) -> None:
-        """Skip lines of these kinds (see `kind_of`), up to the first line of another kind."""
+        """Skip runs of lines of these kinds (see `kind_of`, at most 256) until the next call."""
         self._kinds = sorted(kinds)[:_MOST]
 
     def read(self, file: BufferedReader, longest: int) -> Iterator[bytes]:
-        """Yield the lines of `file` that are not skipped, each cut at `longest` bytes."""
+        """Yield the lines of `file` that are not skipped, each cut at `longest` bytes.
+
+        Add the skipped ones to `lines`, `stamped`, `dropped` and `stamps`.
+        """
         block, at, whole = b"", 0, True
         while True:
             if self.only is not None and not self.off and (last := block.rfind(b"\n", at) + 1) > at:
@@ -96,7 +99,7 @@ class AccessRuns:
             at = end
 
     def _lines_with_words(self, text: bytes) -> Iterator[bytes]:
-        """Yield the lines of `text` that hold one of the words in `self.only`."""
+        """Yield the lines of `text`, which ends with a newline, that hold a word in `self.only`."""
         starts = set()
         for word in self.only or ():
             place = -1
@@ -106,7 +109,10 @@ class AccessRuns:
             yield text[start : text.index(b"\n", start) + 1]
 
     def _run(self, block: bytes, begin: int, end: int) -> Iterator[bytes]:
-        """Yield the lines in `block[begin:end]` that still count: the last ones of each kind."""
+        """Yield the lines in `block[begin:end]` that still count: the last ones of each kind.
+
+        Add the others to the counts of skipped lines.
+        """
         stamps = list(_stamps(block, begin, end))
         kept = {_start(block, begin, end - 1), *{kind: start for start, kind, _ in stamps}.values()}
         marks = [
@@ -150,7 +156,7 @@ def _start(block: bytes, begin: int, place: int) -> int:
 
 
 def _stamps(block: bytes, begin: int, end: int) -> Iterator[tuple[int, str, str]]:
-    """Yield (index, kind, time) of each throughput line of vLLM in `block[begin:end]`."""
+    """Yield (index of its start, kind, time) of each throughput line in `block[begin:end]`."""
     place = begin
     while (place := block.find(b" Engine ", place, end)) >= 0:
         start = _start(block, begin, place)

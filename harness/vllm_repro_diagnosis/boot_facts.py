@@ -21,12 +21,12 @@ from vllm_repro_diagnosis.log_text import Line
 
 @dataclass(frozen=True, kw_only=True)
 class BootFacts:
-    """Facts that a log states about a boot, such as release and KV cache size; else empty."""
+    """Facts that a log states about a boot. One that it does not state keeps its default."""
 
     # as the server prints it, nightlies with their commit (`0.20.2rc1.dev35+g4845aee6b`)
     vllm_version: str | None = None
     attention_backend: str | None = None
-    # capacity of the pool
+    # capacity of the KV cache
     kv_cache_tokens: int | None = None
     # the capture finished, so the workspace was locked after it
     graphs_captured: bool = False
@@ -40,9 +40,9 @@ class BootFacts:
     max_num_batched_tokens: int | None = None
     # bytes, as VLLM_DEBUG_WORKSPACE=1 prints them; the largest of several workspaces
     workspace_locked: int | None = None
-    # a backend reserved room there before the first request
+    # a backend reserved room in the workspace before the first request
     workspace_reserved: bool = False
-    # capacity of the simple CPU offload connector
+    # blocks that the simple CPU offload connector holds
     offload_blocks: int | None = None
     # the "non-default args" line as Python values
     args: Mapping[str, object] = field(default_factory=dict)
@@ -187,17 +187,18 @@ def _locked_bytes(sizes_mb: str) -> int:
 class BootReader:
     """Collector of `BootFacts` from lines.
 
-    The first statement of a fact counts: other processes repeat it.
+    The first statement of a fact counts: other processes repeat it. Of chunked prefill, prefix
+    caching and `max_num_batched_tokens` the last statement of what is in force counts.
     """
 
     def __init__(self) -> None:
-        # what a run on this server is evidence of
+        # kind of evidence that the lines so far show
         self.evidence = Evidence.UNKNOWN
         self._facts: dict[str, object] = {}
         self._stated: str | None = None
 
     def feed(self, line: Line) -> None:
-        """Take one line, and note the facts that it states."""
+        """Take one line, and note the facts and the kind of evidence that it states."""
         text = line.text
         if (
             text.startswith(_MARKS) and self.evidence is not Evidence.SCHEDULER
@@ -248,7 +249,7 @@ class BootReader:
             self._facts.setdefault(name, value)
 
     def facts(self) -> BootFacts:
-        """Return the facts that the lines so far state."""
+        """Return the facts so far; the release from prose only if no line of vLLM states it."""
         facts = {"vllm_version": self._stated, **self._facts}
         return BootFacts(**facts)  # type: ignore[arg-type]  # `feed` sets values of these types
 
@@ -276,7 +277,7 @@ def boot_facts(lines: Iterable[Line]) -> BootFacts:
 
 
 def evidence_in(lines: Iterable[Line]) -> Evidence:
-    """Return the kind of evidence of this log's server: GPU, CPU, lab, rehearsal or unknown."""
+    """Return the kind of evidence that this log's server gives; unknown if no line shows it."""
     return _read(lines).evidence
 
 
@@ -292,9 +293,10 @@ _MAX_WRAPPED = 200
 
 
 def scheduler_dump(lines: Iterable[Line]) -> tuple[ScheduledChunk, ...]:
-    """Return the requests of the first scheduler step that the log dumps; empty without a dump.
+    """Return the requests of the first scheduler step that the log dumps.
 
-    Other ranks may repeat the dump. Lines of a dump that was wrapped when it was pasted are joined.
+    Empty without a dump, and for one that is cut off. Other ranks may repeat the dump. Lines of a
+    dump that was wrapped when it was pasted are joined.
     """
     lines = iter(lines)
     for line in lines:
@@ -313,7 +315,7 @@ def scheduler_dump(lines: Iterable[Line]) -> tuple[ScheduledChunk, ...]:
 
 
 def _requests(text: str) -> tuple[ScheduledChunk, ...]:
-    """Return the requests in the text of a dumped `SchedulerOutput(...)`."""
+    """Return the requests in the text of a dumped `SchedulerOutput(...)`, new ones last."""
     scheduled: dict[str, int] = {}
     for match in _SCHEDULED.finditer(text):
         for item in match[1].split(","):
@@ -384,7 +386,8 @@ _ITERATION = re.compile(r"\bIteration\(\d+\): (\d+) context requests, (\d+) cont
 def shared_steps(lines: Iterable[Line]) -> tuple[SharedStep, ...] | None:
     """Return the first 10,000 engine steps that computed several prompts together.
 
-    None means that the log has no steps, as without --enable-logging-iteration-details.
+    Empty if none did. None if the log has no steps, as without
+    --enable-logging-iteration-details.
     """
     steps: list[SharedStep] | None = None
     for line in lines:

@@ -31,11 +31,15 @@ _Readable = str | bytes | BufferedReader
 def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None = None) -> Diagnosis:
     """Diagnose a server log, a part of one, or a pasted traceback.
 
-    A file is read ten times as fast as its text. A log may hold several lives of a server, as of a
-    container that restarts. The first life that died counts, else the first that ended silently,
-    else the last. After a life that died, later lives count only as evidence.
+    A log may hold several lives of a server, as of a container that restarts. The first life that
+    died counts, else the first that ended silently, else the last. Later lives only add to the
+    evidence, to the number of deaths and to `why`.
 
-    we_terminated: the caller stopped this server itself; None if unknown.
+    A log with the newest lines first is read again from its end, up to 20,000 lines. In any other
+    wrong order no cause is named.
+
+    source: an open binary file is read ten times as fast as its text. we_terminated: the caller
+    stopped this server itself; None if unknown.
     """
     streams: dict[str, _Container] = {}
     order, later_evidence, deaths = _Order(), set[Evidence](), _LaterDeaths()
@@ -56,7 +60,7 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
         if runs.dropped:  # before the end of a run, which is a line of the same server
             server.life.skip(runs.dropped)
             for kind, time in runs.stamps:
-                order.see(latest[kind], time)
+                order.note_time(latest[kind], time)
             runs.dropped, runs.stamps = 0, []
         if server.life.ended_by(line):
             server.end_life()
@@ -105,10 +109,11 @@ class _LaterDeaths:
         self.count = 0
         # a later life was ready
         self.ready = False
+        # the present life has reported no death yet
         self._fresh = False
 
     def feed(self, line: Line) -> None:
-        """Take one line, and count it if it is the first of its life to report a death."""
+        """Take one line; count a death that is the first of its life, and note `ready`."""
         begins = boot_marker(line) is not None
         died = any(words.decode() in line.text for words in _LATER_DEATHS[len(BEGINNINGS) : -1])
         self.ready |= _LATER_DEATHS[-1].decode() in line.text
@@ -140,10 +145,11 @@ _MOST_SILENT = 64
 class _SilentLife:
     """Life of a server whose lines end without showing how it ended."""
 
+    # place among the lives of its container, from 1
     number: int
     diagnosis: Diagnosis
     api_pid: int | None
-    # it can still turn out to go on
+    # its server may still log beside the later lives
     open: bool = True
 
 
@@ -167,7 +173,7 @@ class _Container:
         self._silent: list[_SilentLife] = []
 
     def end_life(self) -> None:
-        """Judge the present life, and begin the next."""
+        """Judge the present life, keep its diagnosis if it counts, and begin the next."""
         life = self.life
         self.life = ServerLife(life)
         diagnosis = self._judge(life, None)
@@ -177,7 +183,10 @@ class _Container:
         self._lives += 1
 
     def diagnosis(self, we_terminated: bool | None) -> Diagnosis:
-        """Return the diagnosis of the first life that died, else fell silent, else of the last."""
+        """Return the diagnosis of the first life that died, else fell silent, else of the last.
+
+        Call it once, at the end of the log: it judges the present life and counts its death.
+        """
         last = self._judge(self.life, we_terminated)
         if self.died is not None:
             return self.died
@@ -191,7 +200,10 @@ class _Container:
         return replace(first.diagnosis, died=None, why=why)
 
     def _judge(self, life: ServerLife, we_terminated: bool | None) -> Diagnosis:
-        """Return the diagnosis of one life, and note its death, evidence and shutdown."""
+        """Return the diagnosis of one life, and note its death, evidence and shutdown.
+
+        Drop the silent lives whose server logs in this life: they go on.
+        """
         diagnosis = judge_life(life, we_terminated)
         self.deaths += bool(diagnosis.died)
         if self.died is None and diagnosis.died:
@@ -211,7 +223,7 @@ class _Container:
 
 
 def _most_telling(servers: Sequence[_Container], we_terminated: bool | None) -> Diagnosis:
-    """Return the diagnosis that counts among several containers of one log."""
+    """Diagnose the containers of one log; return the diagnosis that is first by `_rank`."""
     diagnoses = [(server, server.diagnosis(we_terminated)) for server in servers]
     # Other containers in the same log are no servers.
     of_vllm = [each for server, each in diagnoses if server.of_vllm or _in_vllm(each)]
@@ -221,7 +233,8 @@ def _most_telling(servers: Sequence[_Container], we_terminated: bool | None) -> 
 def _evidence(diagnosis: Diagnosis, seen: set[Evidence]) -> Evidence:
     """Return the weakest kind of evidence that the log shows: a simulation goes before a GPU.
 
-    A log may have several: a simulation announces itself before vLLM's first line.
+    A log may have several: a simulation announces itself before vLLM's first line. seen: the kinds
+    that the log's lines show, at least one. Frames of our lab count, too.
     """
     if any(frame.file.startswith("vllm_repro_lab/") for frame in diagnosis.frames):
         seen = seen | {Evidence.LAB}
@@ -269,7 +282,7 @@ class _Order:
         # processes without a prefix are told apart by the logging call
         key = (line.stream, line.speaker, line.source)
         if line.time:
-            self.see(line, line.time)
+            self.note_time(line, line.time)
         if "Traceback (most recent call last)" in line.text:
             self._headers += 1
             self._reversed += key in self._after_frame
@@ -277,8 +290,8 @@ class _Order:
         if line.text.lstrip().startswith('File "'):
             self._after_frame.add(key)
 
-    def see(self, line: Line, time: str) -> None:
-        """Take a time that the process of `line` printed."""
+    def note_time(self, line: Line, time: str) -> None:
+        """Compare a time that the process of `line` printed with the last one, and count it."""
         key = (line.stream, line.speaker)
         before = self._last.get(key, time)
         self._later += time > before
@@ -292,7 +305,7 @@ class _Order:
 
     @property
     def broken(self) -> bool:
-        """Return True if the lines are in a wrong order."""
+        """Return True if the lines are in a wrong order, by their times or by most tracebacks."""
         falls = self._earlier >= _FALLS and self._earlier * 2 > self._later
         return falls or self._reversed * 2 > self._headers
 
@@ -304,7 +317,8 @@ _FALLS = 3
 def _without_order(diagnosis: Diagnosis, stopped: bool) -> Diagnosis:
     """Return the diagnosis of a log in the wrong order. It has no cause: causes come first.
 
-    stopped: a server logs a shutdown, and what it prints after it looks like a death.
+    stopped: a server logs a shutdown. Then `died` is None: what it prints after the shutdown looks
+    like a death.
     """
     wrong = (
         "the lines are not in the order of time, so no cause is named: sort them from the oldest "

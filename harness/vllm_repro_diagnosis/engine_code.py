@@ -74,7 +74,7 @@ def warming_up(functions: frozenset[str]) -> bool:
 
 
 def stepping(functions: frozenset[str]) -> bool:
-    """Return True if one of the functions runs in a step with requests, and none in the warm-up."""
+    """Return True if one of the functions runs in an engine's step, and none in the warm-up."""
     return bool(functions & STEP) and not functions & _WARMUP
 
 
@@ -89,7 +89,10 @@ def starting(functions: frozenset[str]) -> bool:
 
 
 def leaves_the_engine(raised: Raised) -> bool:
-    """Return True if an exception came out of an engine's step or boot: nothing catches it."""
+    """Return True if an exception came out of an engine's step or boot: nothing catches it.
+
+    A call such as `add_lora` does not count: the engine returns its failure to the client.
+    """
     functions = frozenset(raised.functions)
     inside = any(frame.file.startswith(_ENGINE_FILES) for frame in raised.frames)
     return inside and bool(functions & (STEP | _WARMUP | _BOOT)) and not functions & _UTILITY

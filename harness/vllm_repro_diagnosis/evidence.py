@@ -90,7 +90,7 @@ EVIDENCE: Mapping[Evidence, EvidenceFacts] = {
 
 
 def facts_of(evidence: str | None) -> EvidenceFacts:
-    """Return what reports print about `evidence`; None stands for a run without a server."""
+    """Return what reports print about `evidence`; the defaults for None, a run without a server."""
     return EVIDENCE[Evidence(evidence)] if evidence else EvidenceFacts()
 
 

@@ -82,9 +82,10 @@ class Diagnosis:
     usage: str | None = None
     # class of the KV connector; "" if there is none, None if unknown
     connector: str | None = None
-    # the text around the log, or the whole text if it is no log
+    # lines without a server's prefix, up to 20,000 characters; "" for a log with a root
     prose: str = ""
-    # line and time of the exception, else of the first line that reports the death
+    # line and time of the exception, else of the first line that reports the death; None and ""
+    # without a death
     line: int | None = None
     time: str = ""
     # lives of a server that died in this text
@@ -95,7 +96,10 @@ class Diagnosis:
 
     @property
     def exception(self) -> str | None:
-        """Return the class of the root; the wrapper's if only the text that it quotes is known."""
+        """Return the class of the root; None without a root.
+
+        It is the wrapper's class if only the text that the wrapper quotes is known.
+        """
         return self.root.raised.exception if self.root else None
 
     @property
@@ -136,13 +140,16 @@ class _Case:
 
     @property
     def first_end(self) -> float | None:
-        """Return the number of the first line that reports the end of any process."""
+        """Return the number of the first line that reports a process's end or a failed boot."""
         other_end = self.line(SignKind.FATAL, SignKind.WORKER_DIED, SignKind.BOOT_FAILED)
         return _first(self.engine_missing, other_end)
 
     @property
     def stop_asked(self) -> float | None:
-        """Return the number of the line that begins an ordered shutdown, before any death."""
+        """Return the number of the line that begins an ordered shutdown of the API server.
+
+        None without one, and if the end of a process was reported before it.
+        """
         # A 503 of /health does not prove a death, but uvicorn's shutdown after it does not prove
         # a request to stop either.
         shutdown = self.line(SignKind.SHUTDOWN)
@@ -163,7 +170,7 @@ class _Case:
 
     @property
     def after_stop(self) -> bool:
-        """Return True if nothing was raised before an ordered shutdown began."""
+        """Return True if a shutdown was ordered, and the cause (if any) was not raised before."""
         stopping = self.line(SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_STOP_ASKED)
         raised_before = self.cause and _before(self.cause.raised.first_line, stopping)
         return self.ordered and not raised_before
@@ -183,7 +190,8 @@ class _Case:
 def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
     """Return the diagnosis of one life of a server, by the first rule that applies.
 
-    A log among prose or bare lines is also judged as a pasted text: the richer answer counts.
+    A log among prose or bare lines is also judged as a pasted text: the richer answer counts. This
+    ends the reading of `life`: feed it no more lines. It sets all but `evidence`.
     """
     life.finish()
     inside = life.cut_inside  # before the tracebacks are closed
@@ -233,7 +241,7 @@ def _by_first_rule(case: _Case) -> Diagnosis:
 def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
     """Return the diagnosis of a death with its line, its time and the line that explains it.
 
-    A root that names no cause becomes a sentence.
+    A root that names no cause is removed: a sentence quotes it. Other diagnoses stay as they are.
     """
     if not diagnosis.died:
         return diagnosis
@@ -323,7 +331,10 @@ def _by_exception(
 
 
 def _by_first_line(case: _Case, meanings: Mapping[AnySign, str]) -> Diagnosis | None:
-    """Return "cannot tell" with the line of the first of these signs that the log has."""
+    """Return "cannot tell" with the first line of the first of these signs that the log has.
+
+    meanings: begins the sentence, by sign, the most important first. None without such a sign.
+    """
     for kind, meaning in meanings.items():
         if sign := case.life.first.get(kind):
             return _undecided(f"{meaning}: {sign.text}")
@@ -339,7 +350,10 @@ def _refused(case: _Case) -> Diagnosis | None:
 
 
 def _by_kernel(case: _Case) -> Diagnosis | None:
-    """Judge a server of which the kernel killed a process for lack of memory; else None."""
+    """Judge a server of which the kernel killed a process for lack of memory.
+
+    None if it killed none, if an exception is the cause, or if a stop was asked before.
+    """
     killed = case.life.first.get(SignKind.OOM_KILLED)
     if killed is None or case.cause is not None or _before(case.stop_asked, killed.line):
         return None
@@ -349,7 +363,10 @@ def _by_kernel(case: _Case) -> Diagnosis | None:
 
 
 def _last_words(case: _Case) -> Diagnosis | None:
-    """Judge by the last lines that EngineCore, or the process above a worker, logged as it died."""
+    """Judge by the last lines that EngineCore, or the process above a worker, logged as it died.
+
+    None without such lines, or if an ordered shutdown explains them.
+    """
     life, root, cause = case.life, case.root, case.cause
     worker, failed = life.first.get(SignKind.WORKER_DIED), life.first.get(SignKind.BOOT_FAILED)
     crash = life.first.get(SignKind.NATIVE_CRASH)
@@ -414,7 +431,10 @@ def _signal_suffix(text: str) -> str:
 
 
 def _crash(case: _Case, crash: Sign, root: Root | None = None) -> Diagnosis:
-    """Return the diagnosis of a crash in native code, with what C++ code threw if known."""
+    """Return the diagnosis of a crash in native code, with what C++ code threw if known.
+
+    Undecided if the text names another program and shows no server.
+    """
     text = _named(root) if root is not None and root.raised.native else crash.text
     if not case.life.is_server and names_other_only("\n".join(case.life.prose)):
         return _undecided(f"A process crashed that may be another program's: {text.rstrip(':')}")
@@ -422,7 +442,10 @@ def _crash(case: _Case, crash: Sign, root: Root | None = None) -> Diagnosis:
 
 
 def _silent_end(case: _Case) -> Diagnosis | None:
-    """Judge an EngineCore that ended without logging it, as the API server noticed."""
+    """Judge an EngineCore that ended without logging it, as the API server noticed.
+
+    None if the API server misses no engine, or was asked to stop before.
+    """
     life = case.life
     if case.engine_missing is None or case.stop_asked is not None or _left_the_engine(case):
         return None
@@ -515,7 +538,10 @@ def _death_at_start(case: _Case) -> Diagnosis | None:
 
 
 def _inspected(case: _Case, raised: Raised) -> Root | None:
-    """Return the exception of the subprocess that inspects a model, as logged before `raised`."""
+    """Return the exception of the subprocess that inspects a model, as logged before `raised`.
+
+    None if it logged none.
+    """
     logged = (each for each in case.raised if each.first_line < raised.first_line)
     errors = [each for each in logged if "registry.py:" in each.source and each.level == "ERROR"]
     return Root(raised=errors[-1]) if errors else None
@@ -568,7 +594,8 @@ def _of_one_call(raised: Raised) -> bool:
 def _failed_script(case: _Case) -> Diagnosis | None:
     """Judge a script that uses vLLM in its own process and failed in its own code.
 
-    The engine ends with the script, and the client reports that as a death.
+    The engine ends with the script, and the client reports that as a death. So it is undecided.
+    None for a server, if the engine raised the cause, and if no engine is missing.
     """
     life = case.life
     server = life.ready or any(name.startswith(API_SERVERS) for name in life.pids.values())
@@ -591,7 +618,7 @@ def _failed_script(case: _Case) -> Diagnosis | None:
 
 
 def _of_script(raised: Raised) -> bool:
-    """Return True if a program that is not vLLM's did not catch an exception of its own code."""
+    """Return True if an uncaught exception without a frame of vLLM ended a script or a client."""
     # torch puts the rank before an uncaught exception
     named = raised.process and not raised.process.startswith("rank")
     if raised.level or named or _in_vllm(raised) or raised.reports_dead_engine:
@@ -607,7 +634,10 @@ _OTHER_FAILED = "A script, a client or a build failed, which does not show wheth
 
 
 def _multiprocessing(case: _Case) -> Diagnosis | None:
-    """Judge a process whose exception nothing caught, so that multiprocessing printed it."""
+    """Judge a process of the engine whose exception nothing caught: multiprocessing printed it.
+
+    None without one, and in an ordered shutdown.
+    """
     if case.ordered:
         return None
     for raised in case.raised:
@@ -638,7 +668,10 @@ _PLACEHOLDER = re.compile(
 
 
 def _pasted(case: _Case) -> Diagnosis | None:
-    """Judge a pasted text that is no log."""
+    """Judge a pasted text: a reported death, else its exception.
+
+    None if it has neither, if it is judged as a log, or if the exception came after a shutdown.
+    """
     life, root = case.life, case.root
     if not case.paste or case.after_stop:
         return None
@@ -672,7 +705,11 @@ def _pasted(case: _Case) -> Diagnosis | None:
 
 
 def _killed_or_ended(case: _Case) -> Diagnosis | None:
-    """Judge a server that a signal ended, as only the line of another program can show."""
+    """Judge a server that a signal ended, as only the line of another program can show.
+
+    It died; undecided if it was ended on purpose before. None without such a line, and in an
+    ordered shutdown.
+    """
     first = case.life.first
     killed, ended = first.get(Meaning.KILLED), first.get(Meaning.ENDED)
     if killed is None or case.ordered or not case.life.is_server:
@@ -685,7 +722,10 @@ def _killed_or_ended(case: _Case) -> Diagnosis | None:
 
 
 def _offline(case: _Case) -> Diagnosis | None:
-    """Judge a program that uses vLLM in its own process, without a server, and that ended."""
+    """Judge a program that uses vLLM in its own process, and that ended without an exception.
+
+    Undecided if prompts were open. None for a server.
+    """
     life = case.life
     ended = SignKind.PROGRAM_ENDED in life or case.engine_stop_asked
     if not life.offline or case.raised or not ended or case.first_end is not None:
@@ -701,7 +741,10 @@ def _offline(case: _Case) -> Diagnosis | None:
 
 
 def _by_single_sign(case: _Case) -> Diagnosis | None:
-    """Judge a log in which nothing was raised by its signs, the strongest first."""
+    """Return "cannot tell" for the strongest single sign of a hang, a stop or a report.
+
+    None without such a sign.
+    """
     life, terminated = case.life, case.we_terminated
     unhealthy = case.line(SignKind.HEALTH_503)
     # Before an ordered shutdown, a single count without a token may have been a long step.
@@ -770,7 +813,10 @@ _OUTSIDE: dict[AnySign, str] = {
 
 
 def _stopped(case: _Case) -> Diagnosis | None:
-    """Judge an ordered shutdown: alive before it, or undecided if the log holds only its end."""
+    """Judge an ordered shutdown: alive before it, or undecided; None without one.
+
+    Undecided if the log holds only its end, or if an error came before it and may be its cause.
+    """
     if not case.ordered:
         return None
     life = case.life
@@ -805,7 +851,7 @@ def _stopped(case: _Case) -> Diagnosis | None:
 
 
 def _open_end(case: _Case) -> Diagnosis:
-    """Judge a log that shows no end."""
+    """Judge a text that no rule decides: mostly undecided, with what is missing."""
     life, inside, cause = case.life, case.cut_inside, case.cause
     late = cause is not None and life.survived_until < cause.raised.first_line
     if inside is not None and not case.paste and (not late or life.ready or life.booted):
@@ -858,7 +904,11 @@ _REPORTED: dict[AnySign, str] = dict.fromkeys(
 
 
 def _silence(case: _Case) -> Diagnosis:
-    """Judge a log that ends without any sign of an end: a killed process prints nothing."""
+    """Judge a log that ends without any sign of an end: a killed process prints nothing.
+
+    The engine did not die if the caller stopped it, its boot was interrupted, or another program
+    reports that it runs. Else it is undecided.
+    """
     life = case.life
     if case.we_terminated:
         return _lives("Nothing in this log shows that the engine died.", open_end=True)
@@ -925,7 +975,10 @@ _ANNOUNCES = re.compile(r":$|^\d+ validation errors? for ")
 
 
 def telling_line(message: str) -> str:
-    """Return the first line of a message; if it only announces the next ones, the worst of them."""
+    """Return the first line of a message.
+
+    If it only announces the next ones, return the first of them that names a failure.
+    """
     first, *lines = message.strip().split("\n")
     if lines and _ANNOUNCES.search(first):
         return next(filter(_FAILURE.search, lines), lines[0]).strip()
@@ -933,7 +986,10 @@ def telling_line(message: str) -> str:
 
 
 def _named(root: Root | None) -> str:
-    """Return words for an exception: its class, its function and the first line of its message."""
+    """Return words for an exception: its class, its function and the first line of its message.
+
+    root: None if the log does not hold it.
+    """
     if root is None:
         return "the exception behind it is not in this log"
     first, told = root.message.strip().partition("\n")[0], telling_line(root.message)
@@ -957,12 +1013,15 @@ def _tells_phase(functions: frozenset[str]) -> bool:
 
 
 def _in_engine(case: _Case, raised: Raised) -> bool:
-    """Return True if an engine raised it after its last answer."""
+    """Return True if an engine raised it and is not known to have survived it."""
     return Root(raised=raised).from_engine and raised.first_line > case.life.survived_until
 
 
 def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
-    """Return the engine's phase (boot, request, …) by the root's functions or the log's signs."""
+    """Return the engine's phase (boot, request, …) by the root's functions or the log's signs.
+
+    None if neither shows it.
+    """
     life = case.life
     links = () if diagnosis.root is None else diagnosis.root.printed.links
     functions = _names_in(links)

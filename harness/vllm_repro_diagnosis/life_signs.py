@@ -202,7 +202,7 @@ class ServerLife:
         """Begin a life. earlier: the life before it in the log, whose processes may still log."""
         self.finder = Finder()
         self.boot = BootReader()
-        # the first sign of each kind
+        # the first sign of each kind that no later answer refuted
         self.first: dict[AnySign, Sign] = {}
         # the last line with a server's prefix
         self.last_line: Line | None = None
@@ -210,10 +210,11 @@ class ServerLife:
         self.booted = False
         # the server answered or counted requests, so it had booted
         self.served = False
-        # a further node's rank
+        # a further node of the server, which has no API server
         self.headless = False
         # the last progress bar of an offline program has prompts without an answer
         self.prompts_open: bool | None = None
+        # a line shows an offline program
         self._of_program = False
         # the container that printed the last line of vLLM
         self._container = ""
@@ -234,16 +235,17 @@ class ServerLife:
         self.api_pid: int | None = None
         # by engine: its last count has requests
         self.busy: dict[str, bool] = {}
-        # by engine: its last counts in a row that have requests and no new token
+        # by engine: number of its last counts in a row that have requests and no new token
         self.stalls: dict[str, int] = {}
         # a request is open; None if a stream may be open, whose 200 is logged at its start
         self.open: bool | None = False
         # times since the last token that vLLM logged "No available shared memory broadcast block"
         self.waits = 0
-        # the lines without a server's prefix
+        # the lines without a server's prefix, up to 20,000 characters
         self.prose: list[str] = []
         # they hold a sentence with which vLLM reports a death
         self.quoted = False
+        # pids that logged in this life or in an earlier one
         self._known: set[int] = set() if earlier is None else earlier._known
         self._doubtful: deque[Line] = deque(maxlen=_DOUBTFUL)
         self._in_environment = False
@@ -267,12 +269,12 @@ class ServerLife:
 
     @property
     def is_log(self) -> bool:
-        """Return True if most lines have a server's prefix: a log, not prose."""
+        """Return True if at least half of the lines have a server's prefix: a log, not prose."""
         return self._logged * 2 >= self._lines and self._logged > 0
 
     @property
     def is_mixed(self) -> bool:
-        """Return True if some lines have a server's prefix, among prose, YAML or bare lines."""
+        """Return True if some lines, but fewer than half, have a server's prefix."""
         return not self.is_log and self._logged > 0
 
     @property
@@ -307,12 +309,18 @@ class ServerLife:
 
     @property
     def survived_until(self) -> float:
-        """Return the line up to which the engine survived all errors, because it answered later."""
+        """Return the line up to which the engine survived all errors: of its third last answer.
+
+        0 with fewer answers.
+        """
         return self._answers[0] if len(self._answers) == _SURVIVED else 0
 
     @property
     def cut_inside(self) -> OpenTraceback | None:
-        """Return the engine's traceback in which this log ends, unless the engine survived it."""
+        """Return the engine's traceback in which this log ends; None if the engine survived it.
+
+        Read it before `finder.finish`, which closes the tracebacks.
+        """
         for traceback in self.finder.unfinished():
             if traceback.last_line > self.survived_until and _of_engine(traceback):
                 return traceback
@@ -408,7 +416,10 @@ class ServerLife:
             self.first.setdefault(kind, Sign(number, words.strip()[:_TEXT], line.stamp))
 
     def _is_environment(self, line: Line) -> bool:
-        """Return True if the line is inside the output of vLLM's `collect_env`."""
+        """Return True if the line is inside the output of vLLM's `collect_env`.
+
+        Call it once for each line: it remembers where that output begins and ends.
+        """
         text = line.text.strip()
         if self._in_environment:
             self._in_environment = (
@@ -419,7 +430,7 @@ class ServerLife:
         return self._in_environment
 
     def _keep_prose(self, text: str) -> None:
-        """Keep a line that no server logged, up to 20,000 characters in all."""
+        """Keep a line that no server logged, up to 20,000 characters in all, and set `quoted`."""
         if self._prose_length < _PROSE:
             self.prose.append(text)
             self._prose_length += len(text)
@@ -475,7 +486,11 @@ class ServerLife:
         return self._report(named.strip(), line.number)
 
     def _report(self, text: str, number: float) -> Meaning | None:
-        """Return the sign in another program's report, unless the lines around name a third."""
+        """Return the sign in another program's report, or None.
+
+        None if the lines around name a third program. Such a name below the reports drops their
+        signs.
+        """
         if number > self._last_bare + 1 or not text or PROMPT.match(text):
             self._of_server, self._block = None, number
         self._last_bare = number
@@ -494,7 +509,11 @@ class ServerLife:
         return None if report.meaning in _REFUTED and number < self._alive else report.meaning
 
     def _access(self, method: str, path: str, status: str, number: float) -> SignKind | None:
-        """Note an HTTP answer in the access log; return its sign if its status is 5xx."""
+        """Note an HTTP answer in the access log; return its sign, or None.
+
+        /health with 503 and a POST with 5xx are signs. An answer with 2xx drops those that it
+        refutes.
+        """
         health = path.startswith("/health")
         if status[0] == "2" and (health or method == "POST"):
             self._answers.append(number)
@@ -517,7 +536,10 @@ class ServerLife:
             self.first.pop(kind, None)
 
     def _out_of_memory(self, pid: int, name: str, in_container: bool) -> AnySign | None:
-        """Return the sign in a kernel's report that it killed a process; None if not vLLM's."""
+        """Return the sign in a kernel's report that it killed a process; None if not vLLM's.
+
+        in_container: the report is of a cgroup.
+        """
         if pid in self.pids:
             return SignKind.OOM_KILLED
         # In a container the kernel's pid is not the one that the log has.
@@ -526,7 +548,10 @@ class ServerLife:
         return SignKind.OOM_NAMED if name.lower().startswith(("vllm", "python")) else None
 
     def _stats(self, match: re.Match[str], number: float) -> None:
-        """Note a throughput line of vLLM: which engine has requests, and whether tokens came."""
+        """Note a throughput line of vLLM: which engine has requests, and whether tokens came.
+
+        After a sign of a shutdown it does not count.
+        """
         self.served = True
         if not self.stopping.isdisjoint(self.first):
             return  # the API server keeps logging the last counts after its engine ended

@@ -56,7 +56,10 @@ def command_of(pid: int) -> str:
 
 
 def _stat(path: str) -> list[str]:
-    """Return the fields of a stat file from the state on; the name before may hold anything."""
+    """Return the fields of a stat file from the state on; the name before may hold anything.
+
+    Raises `OSError` if the process is gone.
+    """
     return Path(path).read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
 
 
@@ -79,7 +82,10 @@ def _sample(pid: int) -> _Sample | None:
 
 
 def _sockets_at(port: int, state: str, pid: int | str = "self") -> Iterator[list[str]]:
-    """Yield the /proc fields of TCP sockets at a port, in a state (hex), as a process sees them."""
+    """Yield the /proc fields of TCP sockets at a local port, as a process sees them.
+
+    state: as in /proc: "0A" listens, "01" is connected.
+    """
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):  # ended, or no IPv6
             for line in Path(f"/proc/{pid}/net/{table}").read_text(encoding="ascii").splitlines():
@@ -95,7 +101,10 @@ def listeners(port: int) -> list[int]:
 
 
 def _clients(port: int, pid: int) -> dict[str, int]:
-    """Return the addresses of a port's clients, with the bytes that each has not taken yet."""
+    """Return the addresses of a port's clients, with the bytes that each has not taken yet.
+
+    pid: a process that sees the connections.
+    """
     rows = _sockets_at(port, "01", pid)
     return {fields[2]: int(fields[4].partition(":")[0], 16) for fields in rows}
 
@@ -187,7 +196,10 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def _get(url: str) -> tuple[str, str]:
-    """Get a URL; return (HTTP status, or why none came, and the text of the answer)."""
+    """Get a URL within 2 s; return (HTTP status, text of the answer).
+
+    Without an answer, the reason is in place of the status. The text of an error is "".
+    """
     try:
         with _DIRECT.open(url, timeout=_ANSWER) as answer:
             return str(answer.status), answer.read().decode(errors="replace")
@@ -199,7 +211,10 @@ def _get(url: str) -> tuple[str, str]:
 
 
 def stacks_of(pid: int) -> tuple[Stack, ...]:
-    """Return the Python stacks of a process, outermost frame first; none if py-spy cannot."""
+    """Return the Python stacks of a process as py-spy reads them, outermost frame first.
+
+    It takes up to 2 s. Empty if py-spy is missing or fails.
+    """
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.is_file() else shutil.which("py-spy")
     if program is None:
@@ -305,7 +320,7 @@ def _process(
     dumps: Iterable[tuple[Stack, ...]],
     seconds: float,
 ) -> ProcessReading:
-    """Return the readings of one process over `seconds`, from its samples and its stacks."""
+    """Return the readings of a process over `seconds`, from one or more samples and its stacks."""
     (_, *before), (_, *after) = samples[0], samples[-1]
     used, main_used, switches = (
         (late - early) / seconds for early, late in zip(before, after, strict=True)

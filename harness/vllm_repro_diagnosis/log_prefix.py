@@ -50,7 +50,10 @@ class Prefixes:
         self._patterns: dict[str, re.Pattern[str]] = {}
 
     def learn(self, raw: str, at: int) -> None:
-        """Learn the prefix that stands before vLLM's own in one line, from index `at` on."""
+        """Learn the prefix that stands before vLLM's own in one line, from index `at` on.
+
+        It counts from the second such line on.
+        """
         if _STAMPED.match(raw, at):
             self._bare += 1
             return
@@ -82,7 +85,7 @@ class Prefixes:
         return self._prefixed > self._bare
 
     def end(self, raw: str, at: int) -> int:
-        """Return the index after the learnt prefix of this line; `at` without one."""
+        """Return the index after the learnt prefix of this line; `at` if none is to be removed."""
         if self.mostly_prefixed:
             for pattern in self._patterns.values():
                 if match := pattern.match(raw, at):

@@ -255,7 +255,10 @@ def _pieces(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[float, str, int,
 def _physical_lines(
     source: str | bytes | Iterable[str | bytes], runs: AccessRuns
 ) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of the lines of `source`; of a line of JSON the log lines in it."""
+    """Yield (number, text) of the lines of `source`; of a line of JSON the log lines in it.
+
+    Wrapped lines are joined, and `runs` may then skip nothing.
+    """
     if isinstance(source, io.BufferedReader) and _encoding(source.peek(2)) != "utf-8":
         source = source.read()
     if isinstance(source, bytes):
@@ -309,7 +312,7 @@ def _width(head: list[str]) -> int:
 
 
 def _unwrapped(lines: Iterable[tuple[int, str]], width: int) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of lines, with the rest of a wrapped line behind its beginning."""
+    """Join the rows of each wrapped line; yield (number of its first row, text)."""
     first, rows = 0, [""]
     for number, line in lines:
         wraps = len(rows[-1]) == width and len(rows) < _MOST_ROWS
@@ -366,7 +369,7 @@ def _from_csv(lines: Iterable[str], delimiter: str, column: int) -> Iterator[tup
 
 
 def _rows(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield (last line, row) of a CSV text, up to the first error in it."""
+    """Yield (number of its last line, row) of a CSV text, up to the first error in it."""
     csv.field_size_limit(MAX_LINE)
     reader = csv.reader((line.replace("\r", "") + "\n" for line in lines), delimiter=delimiter)
     with suppress(csv.Error):
@@ -450,7 +453,7 @@ def _uncoloured(text: str) -> str:
 
 
 def _collected(piece: str) -> tuple[str, int]:
-    """Return the container in a log collector's prefix, and the end of the prefix."""
+    """Return the container in a log collector's prefix, or "", and the end of the prefix."""
     stream, at = "", 0
     if piece.startswith("("):  # as vLLM's own prefix does, and no collector's
         return stream, at
@@ -508,7 +511,10 @@ def _parse(number: float, stream: str, raw: str, at: int) -> Line:
 
 
 def _other_format(raw: str, at: int) -> re.Match[str] | None:
-    """Return the match of a logging format that has a level, and a time or the name of a logger."""
+    """Return the match of a logging format that has a level, and a time or the name of a logger.
+
+    None without one.
+    """
     if _ANY_LEVEL.search(raw, at, at + _LEVEL_AT) is None or not (
         match := _OTHER_FORMAT.match(raw, at)
     ):

@@ -40,12 +40,18 @@ _LARGEST = 2.0**63
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsReading:
-    """Values of one scrape of vLLM's `/metrics`; None if the server does not report one."""
+    """Values of one scrape of vLLM's `/metrics`, summed over engines.
 
+    A value that the server does not report is 0 or None.
+    """
+
+    # requests
     running: float = 0.0
     waiting: float = 0.0
+    # this and the next two: since the server's start
     prompt_tokens: float = 0.0
     generation_tokens: float = 0.0
+    # observations of `vllm:iteration_tokens_total`, see the module
     step_count: float = 0.0
     # shares of the KV caches in use, added up
     kv_usage: float = 0.0
@@ -61,6 +67,7 @@ class MetricsReading:
     draft_tokens: float | None = None
     # accepted by speculative decoding
     accepted_tokens: float | None = None
+    # start of the server's process, in seconds since 1970
     started: float | None = None
     # the page has counters of vLLM
     counts: bool = False

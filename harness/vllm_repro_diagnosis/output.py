@@ -21,7 +21,10 @@ _DRIVER = ("CUDA", "Cuda", "NCCL", "HIP", "GPU")
 
 
 def as_lines(diagnosis: Diagnosis, name: str = "") -> list[str]:
-    """Return the lines to print: a simulation's banner, the verdict, where, and the details."""
+    """Return the lines to print: a simulation's banner, the verdict, where, and the details.
+
+    name: of the log's file.
+    """
     told = verdict(diagnosis)
     head = [banner_of(diagnosis), told, where(diagnosis, name)]
     return [line for line in [*head, *details(diagnosis, told)] if line]
@@ -40,7 +43,10 @@ def verdict(diagnosis: Diagnosis) -> str:
 
 
 def where(diagnosis: Diagnosis, name: str = "") -> str:
-    """Return when and where it died: time, line, phase, release and the number of deaths."""
+    """Return what is known of time, line, file `name`, release, phase and number of deaths.
+
+    "" if nothing is known.
+    """
     deaths = f"{diagnosis.deaths} deaths in this text" if diagnosis.deaths > 1 else ""
     parts = (
         f"at {diagnosis.time}" if diagnosis.time else "",
@@ -54,9 +60,9 @@ def where(diagnosis: Diagnosis, name: str = "") -> str:
 
 
 def details(diagnosis: Diagnosis, above: str) -> list[str]:
-    """Return the frames, without those of libraries above the last, and the exception.
+    """Return the last 12 frames, without those of libraries above the last, and the exception.
 
-    above: the text before them, which may hold the message already.
+    Empty without an exception. above: the text before them; an exception in it is not repeated.
     """
     if not diagnosis.exception:
         return []
@@ -95,7 +101,10 @@ _ASSERTION = re.compile(
 
 
 def _words_to_search(diagnosis: Diagnosis, message: str) -> list[str]:
-    """Return the words that an issue on this death has: no sizes, addresses and paths of it."""
+    """Return the words to search issues for: class, function and first words of the message.
+
+    Words with digits, paths or quotes are left out: they differ between issues.
+    """
     root, text = diagnosis.root, telling_line(message)
     if sentence := _SENTENCE.match(text):
         text = sentence[0]
@@ -113,10 +122,12 @@ def _words_to_search(diagnosis: Diagnosis, message: str) -> list[str]:
 def first_death(diagnoses: Mapping[str, Diagnosis]) -> str:
     """Return the name of the log whose diagnosis counts, of several ranks or roles.
 
-    An exception that no other process's failure explains comes first, then the earliest time.
+    Deaths come first, then exceptions that no other process's failure explains, then the earliest
+    time. Raises `ValueError` without a diagnosis.
     """
 
     def order(name: str) -> tuple[int, int, str]:
+        """Return the sort key of a log."""
         diagnosis = diagnoses[name]
         root = diagnosis.root
         explained = root is None or root.of_consequence
@@ -156,7 +167,10 @@ def of_files(diagnoses: Mapping[str, Diagnosis]) -> Sequence[str]:
 
 
 def live_lines(finding: Finding, reading: Reading, at: str) -> list[str]:
-    """Return the lines for a live server: its state, what to do, when, where, and stacks."""
+    """Return the lines for a live server: its state, what to do, when, where, and stacks.
+
+    at: time of the reading.
+    """
     release = f"vLLM {reading.version}" if reading.version else ""
     where = filter(None, [reading.url, *map(str, reading.servers), release])
     return [

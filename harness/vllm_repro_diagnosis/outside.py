@@ -273,7 +273,8 @@ _LONGEST = 600
 def report_of(text: str) -> Report | None:
     """Return the other program's report in a line without vLLM's prefix; None if it has none.
 
-    A report on a third program, or on another time, is none.
+    A report on another time, or on a program that is known to be another, is none. One on a program
+    with an unknown name is `UNSURE`. A report of trouble always counts.
     """
     if len(text) > _LONGEST or _WORDS.search(text) is None:
         return None

@@ -31,7 +31,7 @@ class Root:
 
     @property
     def printed(self) -> Raised:
-        """Return the whole chain in which it was printed."""
+        """Return the last exception of the chain in which it was printed; `links` has the whole."""
         return self.last or self.raised
 
     @property
@@ -160,7 +160,11 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: float 
 
 
 def _candidates(raised: Sequence[Raised], paste: bool) -> list[Raised]:
-    """Return the exceptions among which the root is."""
+    """Return the exceptions among which the root is: those of an engine.
+
+    Of a pasted text without them: those with a frame of vLLM, else all. Reports of a dead engine
+    and exceptions of side threads are left out.
+    """
     causes = [
         each for each in raised if not _first_link(each).of_dead_engine and not each.of_side_thread
     ]
@@ -172,7 +176,10 @@ def _candidates(raised: Sequence[Raised], paste: bool) -> list[Raised]:
 
 
 def _starting_exception(candidates: Sequence[Raised]) -> Raised:
-    """Return the exception to begin with: the last words of an engine, else the most telling."""
+    """Return the exception to begin with: the last words of an engine, else the most telling.
+
+    candidates: at least one.
+    """
     preferences: tuple[Callable[[Raised], bool], ...] = (
         lambda each: each.headline in _LAST_WORDS,
         lambda each: bool(each.frames) and not _of_termination(each) and not _empty_wrapper(each),

@@ -30,7 +30,10 @@ class How(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Signature of one bug's death: exception class, message template, functions in order."""
+    """Signature of one bug's death: exception class, message template, functions in order.
+
+    Raises `ValueError` for a wrong template.
+    """
 
     # class; its module is not compared
     exception: str
@@ -74,8 +77,8 @@ A user's plugin may have functions of the same names.
 def compare(signature: Signature, diagnosis: Diagnosis) -> Likeness:
     """Return whether a diagnosis is the death that a signature describes, and why.
 
-    Each link of a chain is compared, the root first. If only EngineCore quoted a worker's text,
-    class and frames are unknown: it matches if the template does.
+    Each link of a chain is compared, and the best result counts. If only EngineCore quoted a
+    worker's text, class and frames are unknown: it matches if the template does.
     """
     if diagnosis.root is None or diagnosis.died is False:
         return Likeness(how=How.OTHER, why="no exception of this death is known")
@@ -145,14 +148,21 @@ def _compare_frames(signature: Signature, frames: Sequence[Frame]) -> tuple[bool
 
 
 def quotes(signature: Signature, text: str) -> bool:
-    """Return True if a text without a traceback holds the message of the signature."""
+    """Return True if a text without a traceback holds the message of the signature.
+
+    False for a template with fewer than 16 fixed characters, which could be another bug's.
+    """
     if len(_HOLE.sub("", signature.message)) < _TELLING:
         return False
     return _compiled(signature.message).search(squeeze(text)) is not None
 
 
 def _in_order(names: Sequence[str], functions: Sequence[str]) -> int | None:
-    """Return the last index in `functions` at which all `names` are found in order, or None."""
+    """Return the index in `functions` of the last name, if all `names` are there in this order.
+
+    Others may stand between. The innermost place counts. None if they are not there, or if there
+    are no names.
+    """
     at = len(functions)
     end: int | None = None
     for name in reversed(names):
@@ -177,7 +187,10 @@ _HOLE = re.compile(r"\{\{|\}\}|\{(\w*)\}")
 
 @lru_cache(maxsize=256)
 def _compiled(message: str) -> re.Pattern[str]:
-    """Compile a message template. Raises ValueError if it names a hole twice or is not closed."""
+    """Return the pattern of a message template.
+
+    Raises `ValueError` for a hole that is named twice, begins with a digit or is not closed.
+    """
     pattern = ""
     last = 0
     names: set[str] = set()
@@ -216,6 +229,7 @@ def failed_nodes(nodes: Mapping[int, Diagnosis], signature: Signature | None) ->
 
     They are the nodes that lost a worker process, else the nodes whose exception matches the
     signature, else the nodes with any exception. Other nodes only report a closed connection.
+    Empty without any of them.
 
     nodes: diagnosis of each node's log, by node rank.
     """

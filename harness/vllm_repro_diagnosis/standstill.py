@@ -146,7 +146,7 @@ class ProcessReading:
 
     @property
     def waits_for_cpu(self) -> bool:
-        """Return True if its main thread could run most of the time."""
+        """Return True if its main thread ran or waited for a processor at most looks (state R)."""
         return self.states.count("R") * 2 > max(len(self.states), 3)
 
     @property
@@ -156,7 +156,7 @@ class ProcessReading:
 
     @property
     def main(self) -> list[Stack]:
-        """Return the stacks of its main thread."""
+        """Return the stacks of its main thread, one for each moment; empty without py-spy."""
         stacks = [stack for dump in self.stacks for stack in dump if stack.frames]
         return [stack for stack in stacks if stack.thread == "MainThread"]
 
@@ -168,7 +168,7 @@ class ProcessReading:
 
     @property
     def runs_model(self) -> bool:
-        """Return True if it may compute, or waits for a program such as a compiler."""
+        """Return True if it may be running the model, or waits for a program such as a compiler."""
         functions = _ON_GPU if self.gpu else _MODEL
         seen = any(stack.functions & functions for stack in self.main)
         return seen or self.waits_for_program or (self.works and not self.main)
@@ -181,11 +181,17 @@ class ProcessReading:
         )
 
     def always_in(self, functions: frozenset[str]) -> bool:
-        """Return True if each stack of its main thread has one of the functions."""
+        """Return True if each stack of its main thread has one of the functions.
+
+        False without a stack.
+        """
         return bool(self.main) and all(functions & stack.functions for stack in self.main)
 
     def always_at(self, files: Sequence[str]) -> bool:
-        """Return True if the innermost frame of vLLM or torch is in the files in each stack."""
+        """Return True if the innermost frame of vLLM or torch is in the files in each stack.
+
+        files: how their paths begin. False without a stack.
+        """
         inner = [
             next(
                 (
@@ -202,7 +208,7 @@ class ProcessReading:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Observations of a server over some seconds."""
+    """Observations of a running server over `seconds`, for `judge`."""
 
     url: str
     seconds: float
@@ -230,8 +236,8 @@ class Reading:
         return [process for process in self.processes if process.role is not Role.OTHER]
 
     @property
-    def told(self) -> bool:
-        """Return True if the API server may be getting the outputs of many steps."""
+    def may_get_outputs(self) -> bool:
+        """Return True if the API server may be getting outputs of many steps, or was not read."""
         return all(process.switches > _TOLD for process in self.with_role(Role.API))
 
     @property
@@ -247,7 +253,7 @@ class Reading:
 
     @property
     def open(self) -> bool:
-        """Return True if requests are open, by the counters or a thread that reads them."""
+        """Return True if requests are open, by counters, `waited`, or a thread that reads them."""
         counted = any(page.running + page.waiting for page in self.pages[-1:])
         return bool(counted or self.waited or any(map(_busy_reader, self.with_role(Role.ENGINE))))
 
@@ -393,7 +399,7 @@ def _moving(reading: Reading) -> Iterator[Finding]:
     usage = [page.kv_usage for page in pages]
     if first.progress[:3] != last.progress[:3]:
         moved = f"{tokens:.0f} tokens in {reading.seconds:.0f} s"
-    elif usage == sorted(usage) and len(set(usage)) > (2 if reading.told else 1):
+    elif usage == sorted(usage) and len(set(usage)) > (2 if reading.may_get_outputs else 1):
         moved = f"a prompt takes more of the KV cache: {usage[0]:.1%}, then {usage[-1]:.1%}"
     else:
         return
@@ -420,7 +426,9 @@ def _stepping(reading: Reading) -> Iterator[Finding]:
         within = ""
         if falls > 1 and len(preempted) > 1 and not engine.asleep:
             within = f"it preempted requests {max(preempted) - min(preempted):.0f} times"
-        elif busy and (empty or ((begins or reading.told) and not _model_runs(reading, engine))):
+        elif busy and (
+            empty or ((begins or reading.may_get_outputs) and not _model_runs(reading, engine))
+        ):
             within = "it steps again and again"
         elif engine.main_cpu > _WORKS and engine.always_at(_OF_SCHEDULER):
             within = "it does not return from the scheduler"
@@ -454,7 +462,7 @@ def _model_runs(reading: Reading, engine: ProcessReading) -> bool:
 
 
 def _idle(reading: Reading) -> Iterator[Finding]:
-    """Yield an engine that sleeps without requests, or whose clients do not read."""
+    """Yield an engine that sleeps without requests: idle, slow clients, or "cannot tell"."""
     engines = reading.with_role(Role.ENGINE)
     asleep = sum(page.asleep for page in reading.pages[-1:])
     if not (reading.pages or engines) or not all(engine.asleep for engine in engines):

@@ -112,7 +112,10 @@ class Raised:
 
 
 def is_core(process: str, source: str) -> bool:
-    """Return True for a logging call of EngineCore; without a process to 0.9, of V0 to 0.10."""
+    """Return True if EngineCore made the logging call `source` (`core.py:1138`).
+
+    A line without a process counts, as of releases to 0.9; so does V0's `engine.py`, to 0.10.
+    """
     core = source.rpartition("/")[2].startswith(("core.py:", "engine.py:"))
     return core and (not process or process.startswith(ENGINE_CORES))
 
@@ -280,7 +283,10 @@ class _Block:
     explicit: bool = False
 
     def take(self, exception: str, message: str | None) -> None:
-        """Take the last line: a class, and the first line of its message if a colon follows."""
+        """Take the last line: a class, and the first line of its message.
+
+        message: None if no colon follows the class; then the message is complete.
+        """
         self.exception, self.message, self.done = exception, [message or ""], message is None
 
     def close(self) -> Raised | None:
@@ -317,7 +323,10 @@ class OpenTraceback:
 
 @dataclass(slots=True)
 class _Transcript:
-    """Lines of one process through one logging call, or raw: so a traceback stays together."""
+    """Reading state of one process's lines through one logging call, or of its raw lines.
+
+    So a traceback stays together.
+    """
 
     # the last line
     line: Line
@@ -382,7 +391,7 @@ class Finder:
     def finish(self) -> tuple[Raised, ...]:
         """Return all exceptions of the server, in the order of their first lines.
 
-        Call `unfinished` before it.
+        It ends the open tracebacks: call `unfinished` before it.
         """
         for transcript in self._transcripts.values():
             self._close(transcript)
@@ -390,7 +399,10 @@ class Finder:
         return tuple(sorted(of_server, key=lambda raised: raised.first_line))
 
     def _read_native(self, line: Line) -> None:
-        """Read an exception of C++ code without a traceback: of NCCL's watchdog, or uncaught."""
+        """Keep an exception of C++ code without a traceback: of NCCL's watchdog, or uncaught.
+
+        Of one that was thrown, the class and the message come on two lines. At most 16 are kept.
+        """
         if match := _THROWN.search(line.text):
             self._thrown = match[1]
             return
@@ -415,7 +427,10 @@ class Finder:
         return tuple(open_ for transcript in last if (open_ := transcript.unfinished) is not None)
 
     def _close(self, transcript: _Transcript) -> None:
-        """End the open traceback of a transcript, and keep its exception if it has one."""
+        """End the open traceback of a transcript, and keep its exception if it has one.
+
+        Set `unread` if it has no frames.
+        """
         block, transcript.block = transcript.block, None
         if block is None:
             return
@@ -468,7 +483,10 @@ class Finder:
             transcript.previous = stripped
 
     def _begin(self, transcript: _Transcript, line: Line, *, indent: int | None) -> _Block:
-        """Begin and return a traceback: the next link after a chain marker, else a new one."""
+        """Begin and return a traceback: the next link after a chain marker, else a new one.
+
+        A new one ends the traceback before it. indent: of its header; None without a header.
+        """
         before = transcript.block
         cause, explicit = None, False
         if before is not None and before.chained:
@@ -556,7 +574,10 @@ def _from_notebook(text: str) -> str:
 
 
 def _take_frames(block: _Block, text: str) -> None:
-    """Read the frames on a line: a web page may have joined several, and the exception."""
+    """Add the frames on a line to a traceback.
+
+    A web page may have joined several frames, and the exception.
+    """
     matches = list(_FRAME.finditer(text))
     for at, match in enumerate(matches):
         end = matches[at + 1].start() if at + 1 < len(matches) else len(text)

@@ -144,8 +144,8 @@ def find_commands(
 ) -> tuple[list[ReportedCommand], list[str]]:
     """Return the distinct commands, the most likely first, and why each other one is unreadable.
 
-    model: for a list of flags alone. The command that the text repeats counts most, then one below
-    a heading such as "Reproduce".
+    The command that the text repeats counts most, then one below a heading such as "Reproduce".
+    model: for a list of flags or arguments that names none.
     """
     commands: dict[ServeCommand, ReportedCommand] = {}
     blocks = [
@@ -179,7 +179,11 @@ def find_commands(
 
 
 def _with_file(commands: list[ReportedCommand]) -> list[ReportedCommand]:
-    """Return the commands, with the options of the text's YAML file in place of `--config`."""
+    """Return the commands, with the options of the text's YAML file in place of `--config`.
+
+    The file is then no command of its own. Unchanged without a `--config`, or if the text has not
+    exactly one such file.
+    """
     files = [each for each in commands if each.how.startswith("YAML")]
     users = [each for each in commands if each.command.get("--config") and each not in files]
     if len(files) != 1 or files[0].command.container is not None or not users:
@@ -199,7 +203,10 @@ def _with_file(commands: list[ReportedCommand]) -> list[ReportedCommand]:
 def _bare_flags(
     blocks: Sequence[Block], model: str, unread: list[str]
 ) -> Iterator[ReportedCommand]:
-    """Yield the command of a text that only lists its flags, one a line."""
+    """Yield the command of a text that only lists its flags, one a line; nothing without flags.
+
+    unread: gets the reason if the command cannot be read.
+    """
     flags = [flag for block in blocks for flag in _listed_flags(block)]
     named = not model or any(re.match(r"--model[= ]", flag) for flag in flags)
     head = "vllm serve" if named else f"vllm serve {shlex.quote(model)}"
@@ -208,7 +215,7 @@ def _bare_flags(
 
 
 def _listed_flags(block: Block) -> list[str]:
-    """Return the flags that lines of a block begin with; none if another program takes them."""
+    """Return the flags that lines of a block begin with; none unless most of them are vLLM's."""
     lines = re.sub(
         rf"(?m)^(?![ \t]*(?:[-*•+`]|\d+[.)]|$))(?!{_START.pattern})"
         r"[^\n]*[ \t][\\`^][ \t]*\n(?:[^\n]*[ \t][\\`^][ \t]*\n)*[^\n]*$",
@@ -221,7 +228,10 @@ def _listed_flags(block: Block) -> list[str]:
 
 
 def least_likely_last(match: ReportedCommand) -> tuple[int, int, int]:
-    """Return the sort key of a command: the smallest is most likely the reported one."""
+    """Return the sort key of a command: the smallest is most likely the reported one.
+
+    Add the first word of a new `how` here: an unknown one raises `ValueError`.
+    """
     return (
         ["", "YAML", "JSON", "a", "the", "Python", "log"].index(match.how.partition(" ")[0]),
         -match.times,
@@ -230,7 +240,10 @@ def least_likely_last(match: ReportedCommand) -> tuple[int, int, int]:
 
 
 def _unlikely(lines: str) -> int:
-    """Return how unlikely a command is the reported one, by the line and the heading above it."""
+    """Return how unlikely a command is the reported one, by the line and the heading above it.
+
+    0 if they name a reproduction, 2 if something else such as a workaround, 1 if neither.
+    """
     for above in reversed(lines.split("\n")):
         if _OTHER_HEADING.search(above) or _GOOD_HEADING.search(above):
             return 2 if _OTHER_HEADING.search(above) else 0
@@ -238,7 +251,10 @@ def _unlikely(lines: str) -> int:
 
 
 def _shell(block: Block, unread: list[str], variables: Variables) -> Iterator[ReportedCommand]:
-    """Yield the commands of a shell. variables: those set so far."""
+    """Yield the commands of a shell.
+
+    unread: gets the commands that cannot be read. variables: those set so far; it gets more.
+    """
     lines = [
         _NOTE.sub(r"\1", _of_shell(line) if block.code else line.replace("**", ""))
         for line in block.lines
@@ -280,7 +296,7 @@ def _shell(block: Block, unread: list[str], variables: Variables) -> Iterator[Re
 
 
 def _of_shell(line: str) -> str:
-    """Return a line of PowerShell, of cmd.exe or of a systemd unit as a line of a shell."""
+    """Return a line of PowerShell, cmd.exe or systemd as one of a shell, and others as they are."""
     for pattern, replacement in (
         (r"[ \t][`^][ \t]*$", r" \\"),
         (r"^[ \t]*ExecStart=[@:+!-]*", ""),
@@ -298,7 +314,7 @@ def _of_string(match: re.Match[str]) -> str:
 
 
 def _computed(text: str, variables: Variables) -> str:
-    """Return the number that a shell computes; its sum as one word if a variable has no value."""
+    """Return the number that a shell computes; the quoted `$((…))` if a variable has no value."""
     text = re.sub(r"[A-Za-z_]\w*", lambda name: variables.get(name[0], ("", name[0]))[1], text)
     if re.fullmatch(r"\s*\d{1,9}(?:\s*[*+]\s*\d{1,9}){0,3}\s*", text):
         return str(sum(prod(map(int, term.split("*"))) for term in text.split("+")))
@@ -320,7 +336,10 @@ def _assignment(lines: Sequence[str], at: int) -> tuple[re.Match[str] | None, in
 
 
 def _set(variables: Variables, setting: re.Match[str], *, certain: bool) -> None:
-    """Set a variable as the shell does. certain: it is set in every run, not in a branch."""
+    """Set a variable as the shell does.
+
+    certain: it is set in every run, not in a branch. If not, only forget what prose states of it.
+    """
     name, value = setting["name"], setting["value"]
     exported, before = variables.get(name, (None, ""))
     if exported is None:
@@ -340,6 +359,7 @@ def _expanded(text: str, variables: Variables) -> str:
     """Return a text of a shell with the values of its variables, as far as they are known."""
 
     def value(match: re.Match[str]) -> str:
+        """Return the value of a variable; its text if it has no known value."""
         name = match["name"] or match["plain"]
         if name not in variables and match["default"] is None:
             return match[0]
@@ -367,7 +387,10 @@ def _region(lines: Sequence[str], start: int) -> tuple[list[str], int]:
 def _parsed(
     text: str, above: str, unread: list[str], variables: Variables
 ) -> Iterator[ReportedCommand]:
-    """Yield the server command in a line of a shell; add one that is unreadable to `unread`."""
+    """Yield the server command in a line of a shell; add one that is unreadable to `unread`.
+
+    If it is unreadable because variables are values of flags, these flags are left out.
+    """
     if len(text) > LONGEST:
         unread.append(f"{shortened(text, 80)!r}: it is longer than {LONGEST:,} characters")
         return
@@ -405,7 +428,10 @@ def _parsed(
 
 
 def _listed(block: Block, model: str) -> Iterator[ReportedCommand]:
-    """Yield the commands of services in YAML, JSON or a Dockerfile, or of lists of arguments."""
+    """Yield the commands of services in YAML, JSON or a Dockerfile, or of lists of arguments.
+
+    Those that cannot be read are skipped. model: for a command that names none.
+    """
     text = re.sub(r"(?m)^[ \t]*(?:#[ \t]*)?(?:\.{3}|\u2026)[ \t]*$", "", "\n".join(block.lines))
     services = [("a Dockerfile", service) for service in _dockerfile(text)]
     keys = re.findall(r"(?m)^[ \t]*([A-Za-z][\w-]+):", text)
@@ -498,7 +524,10 @@ def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str
 
 
 def _options(value: Any) -> list[str]:
-    """Return engine options of a Helm chart, such as `enableChunkedPrefill: false`, as flags."""
+    """Return engine options of a Helm chart, such as `enableChunkedPrefill: false`, as flags.
+
+    Options that are no flags of vLLM are left out.
+    """
     words: list[str] = []
     for key, item in value.items() if isinstance(value, Mapping) else ():
         flag = _flag(key)
@@ -526,7 +555,8 @@ def _flag(key: Any) -> str:
 def _words(value: Any) -> list[str]:
     """Return the words of a list, or of a line of a shell.
 
-    In a list, a script with a server is read as such a line.
+    In a list, a script with a server is read as such a line. Empty if a quotation mark is not
+    closed, and for other values.
     """
     items = value if isinstance(value, list) else [value] if isinstance(value, str) else []
     words: list[str] = []
@@ -553,7 +583,10 @@ def _word(value: Any) -> str | None:
 
 
 def _variables(value: Any) -> list[tuple[str, str]]:
-    """Return the variables of a mapping, a list of `NAME=value`, or a list of name and value."""
+    """Return (name, value) of variables: of a mapping, or of a list of them or of `NAME=value`.
+
+    Empty for other values.
+    """
     if isinstance(value, Mapping):
         value = [{"name": name, "value": word} for name, word in value.items()]
     pairs = []
@@ -569,7 +602,10 @@ def _variables(value: Any) -> list[tuple[str, str]]:
 def _parsed_after(
     text: str, start: re.Pattern[str], end: str, read: Callable[[str], _T]
 ) -> Iterator[_T]:
-    """Yield what `read` makes of the text after each `start`, up to the first `end` it accepts."""
+    """Yield what `read` makes of the text after each `start`, up to the first `end` it accepts.
+
+    read: raises one of `_UNREADABLE` for a text that it does not accept.
+    """
     for match in islice(start.finditer(text), _MOST_CALLS):
         rest = _MARKER.sub("'redacted'", text[match.end() : match.end() + LONGEST])
         for close in islice(re.finditer(re.escape(end), rest), _MOST_CALLS):
@@ -583,7 +619,8 @@ def calls(
 ) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
     """Yield (literal keyword arguments, names of other arguments) of each call in Python source.
 
-    names: values of variables.
+    The first argument without a name is `model`; further ones are ignored. name: matches the call
+    up to its open parenthesis. names: values of variables.
     """
     for tree in _parsed_after(text, name, ")", _call):
         literals: dict[str, Any] = {}
@@ -600,7 +637,7 @@ def calls(
 
 
 def assigned(blocks: Sequence[Block]) -> dict[str, Any]:
-    """Return the variables that the text's Python assigns a readable value to."""
+    """Return the values of the variables that the text's Python assigns a readable value to."""
     names: dict[str, Any] = {}
     for block in blocks:
         text = "\n".join(block.lines)
@@ -652,7 +689,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 def _call(arguments: str) -> ast.Call:
-    """Return the syntax tree of a Python call with these arguments."""
+    """Return the tree of a Python call; `arguments` end with `)`. Raises one of `_UNREADABLE`."""
     with warnings.catch_warnings(action="ignore"):  # an escape that Python does not know
         tree = ast.parse(f"f({arguments}", mode="eval").body
     return tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
@@ -691,7 +728,11 @@ def _of_arguments(
     unread: tuple[str, ...],
     settings: Sequence[tuple[str, str]] = (),
 ) -> Iterator[ReportedCommand]:
-    """Yield the command with these arguments of vLLM, by their names in Python."""
+    """Yield the command with these arguments of vLLM, by their names in Python.
+
+    It removes the model from `arguments`. Nothing if the command cannot be read. settings: name and
+    value of variables.
+    """
     model = arguments.pop("model", arguments.pop("model_tag", None))
     words = [*map("=".join, settings), "vllm", "serve", *([str(model)] if model else [])]
     first = len(words)
@@ -716,7 +757,8 @@ def _of_arguments(
 def rendered(command: ServeCommand) -> str:
     """Return the command as lines of a shell.
 
-    Of a reported container it has the options that a reproduction needs.
+    Of a reported container it has the options that a reproduction needs, and of a variable with a
+    secret the name alone.
     """
     box = command.container
     if box is None:

@@ -128,12 +128,12 @@ class Draft:
         self._comment(f"GAP: {what}")
 
     def guess(self, what: str, words: str) -> None:
-        """Add a comment on a guess, with the words of the text that it is from."""
+        """Add a comment on a guess, with the words of the text that it is from, or ""."""
         self.guesses.append(f"{what}: “{words}”" if words else what)
         self._comment(self.guesses[-1])
 
     def put(self, name: str, value: Any) -> None:
-        """Write a field of the scenario file."""
+        """Write a field of the scenario file; keep its value to find what was not read."""
         self.file.put(name, value)
         # A known model's shape is not of the text.
         # Nor are the numbers of the title read.
@@ -206,7 +206,10 @@ def draft(
 def _put_command(
     made: Draft, facts: Facts, command: ServeCommand, known_flags: Collection[str] | None
 ) -> ServeCommand:
-    """Add the reported command, without secrets and words that no server accepts; return it."""
+    """Add the reported command, without secrets and words that no server accepts; return it.
+
+    known_flags: those of the release; None if it is not installed.
+    """
     if not facts.commands:
         made.gap("no command was read: the model alone is taken from the text")
     elif how := facts.commands[0].how:
@@ -269,7 +272,7 @@ def _put_command(
 
 
 def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collection[Model]) -> bool:
-    """Add the model; return True if its shape is known."""
+    """Add the model, with gaps for what is not known; return True if its shape is known."""
     name = command.model or ""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
         if facts.model is not None:
@@ -298,7 +301,10 @@ def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collect
 
 
 def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: bool) -> None:
-    """Add the number and memory of GPUs, and the nodes, that the bug needs."""
+    """Add the number and memory of GPUs, and the nodes, that the bug needs.
+
+    A comment has the fields for a run without a GPU. stated_shape: the model's shape is known.
+    """
     on_cpu = facts.on_cpu or (command.container is not None and "-cpu" in command.container.image)
     count = 0 if on_cpu else parallel(command)
     needs = {"gpus": count}
@@ -329,7 +335,10 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
 
 
 def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
-    """Add the release to try, and the status that declares it bad."""
+    """Add the release to try, and the status that declares it bad; set `made.release`.
+
+    version: the release of --vllm, or "". newest: for a text that names none.
+    """
     stated = next((release for release in facts.versions if not release.other), None)
     if version:
         made.guess(
@@ -357,7 +366,10 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
 
 
 def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
-    """Add the requests, and the trigger that follows from their sizes."""
+    """Add the requests, and the trigger that follows from their sizes, else an unstated one.
+
+    Placeholders for sizes that are not stated go into `made.made_up`.
+    """
     limit, batch = (
         _number(command, name) for name in ("--max-model-len", "--max-num-batched-tokens")
     )
@@ -475,7 +487,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
 
 
 def _number(command: ServeCommand, name: str) -> int:
-    """Return the number that a flag has; 0 without one."""
+    """Return the number that a flag has; 0 without one, and if its value is no number."""
     try:
         return command.number(name) or 0
     except CommandError:
@@ -483,7 +495,7 @@ def _number(command: ServeCommand, name: str) -> int:
 
 
 def _put_signature(made: Draft, facts: Facts) -> None:
-    """Add the signature of the engine's death, from the text's traceback."""
+    """Add the signature of the engine's death, from the text's traceback, if the engine dies."""
     diagnosis, phase = facts.diagnosis, facts.phase
     if _symptom(facts) != "dies":
         return
@@ -537,7 +549,10 @@ def _put_signature(made: Draft, facts: Facts) -> None:
 
 
 def _frames(frames: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the innermost functions of vLLM, without those that only pass a call on."""
+    """Return up to four innermost functions of vLLM, without those that only pass a call on.
+
+    frames: file and function. If none is left, functions of any file count.
+    """
     names = [function for file, function in frames if "vllm" in file and function not in _GENERIC]
     names = names or [function for _, function in frames]
     return tuple(name for at, name in enumerate(names) if at == 0 or names[at - 1] != name)[
@@ -546,7 +561,7 @@ def _frames(frames: Sequence[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _template(message: str) -> str:
-    """Return the message as a template: numbers, paths and ids become holes."""
+    """Return the message as a template, cut at 160 characters: numbers, paths, ids become holes."""
     # what torch adds to an error of CUDA differs between its releases
     message = re.split(r"\s(?:CUDA kernel errors might|Search for [`'‘]cuda)", message)[0]
     line = shortened(message, 1_000).rstrip("…")
@@ -561,7 +576,10 @@ def _template(message: str) -> str:
 
 
 def _symptom(facts: Facts) -> str:
-    """Return the behaviour of the reported arm. A log with a death counts more than the words."""
+    """Return the behaviour of the reported arm: `dies`, `hangs` or `errs`.
+
+    A log with a death counts more than the words. Without either it is `dies`.
+    """
     return (
         "dies"
         if (facts.diagnosis.died or (facts.diagnosis.root is not None and not facts.symptom.value))
@@ -570,7 +588,10 @@ def _symptom(facts: Facts) -> str:
 
 
 def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
-    """Add the reported arm, and an arm for each flag that the text reports as tried."""
+    """Add the reported arm, and an arm for each flag that the text reports as tried.
+
+    Flags that the command does not have cannot be left out: they get no arm.
+    """
     symptom = _symptom(facts)
     if not facts.diagnosis.died and facts.symptom.words:
         made.guess(f"the reported arm {symptom}, by the words of the text", facts.symptom.words)

@@ -260,9 +260,10 @@ _REQUEST = re.compile(
 
 
 def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
-    """Return the facts of an issue's text, which holds no secrets and private names.
+    """Return the facts of an issue's text.
 
-    more: its comments, for what the text itself does not state. issue: its name, if known.
+    text: without secrets and private names. more: its comments, for what the text itself does not
+    state. issue: its name, if known.
     """
     text, more = clean(text), clean(more)
     blocks = read_blocks(text)
@@ -332,7 +333,7 @@ def _symptom(title: str, sentences: Sequence[str]) -> Stated:
 
 
 def _phase(title: str, requests: Sequence[Asked], sentences: Sequence[str]) -> Phase | None:
-    """Return the phase of the death, boot or request, that the words suggest."""
+    """Return the phase of the death that the words suggest: boot, request, or None."""
     if not requests and _BOOT.search(title):
         return Phase.BOOT
     return Phase.REQUEST if requests or any(map(_REQUEST.search, sentences)) else None
@@ -378,7 +379,10 @@ def _related(text: str, issue: str) -> tuple[str, ...]:
 
 
 def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Stated]:
-    """Yield the releases that the text names, that of the log or of `collect_env` first."""
+    """Yield the releases that the text names, each once, that of the log or `collect_env` first.
+
+    Those in which it works, or that were upgraded from, come last.
+    """
     logged = diagnosis.vllm_version or ""
     # Another release, which only prose names, is found below.
     form = r"(?im)(?:LLM engine \(|vLLM \(|^\W*version |server version |\bvLLM Version *: *)v?"
@@ -435,7 +439,7 @@ def _is_another(match: re.Match[str]) -> bool:
 
 
 def _model(text: str) -> Stated | None:
-    """Return the public name of the model, such as `org/name`, and the words that state it."""
+    """Return the public name of the model (`org/name`) and the words that state it, or None."""
     match = next(
         filter(None, (rx.search(text) for rx in (_HUB_MODEL, _HUB_URL, _NAMED_MODEL))), None
     )
@@ -456,7 +460,7 @@ def _shape(text: str) -> dict[str, int | str]:
 
 
 def _gpus(text: str, diagnosis: Diagnosis) -> Stated | None:
-    """Return the count and kind of GPUs that the text states; None if it states none."""
+    """Return count, kind and memory of the GPUs as the text states them; None if it states none."""
     if diagnosis.evidence is Evidence.CPU:
         return None
     named = next((match for rx in _GPUS if (match := rx.search(text))), None)
@@ -492,7 +496,7 @@ def _count(match: re.Match[str] | None) -> int:
 
 
 def parallel(command: ServeCommand) -> int:
-    """Return the number of GPUs of a command: the product of its parallel sizes."""
+    """Return the number of GPUs of a command: the product of its parallel sizes, 1 without any."""
     return prod(
         int(size)
         for size in (

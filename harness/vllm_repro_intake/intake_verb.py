@@ -68,7 +68,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `vllm-repro intake`: write the draft, print its gaps, and return 0."""
+    """Run `vllm-repro intake`: write or print the draft, print its gaps to stderr, and return 0.
+
+    Raises `UsageError` for a wrong or existing output file, and for a text without a command.
+    """
     output: Path | None = arguments.output
     if output is not None and not re.fullmatch(r"[a-z0-9]+(?:_[a-z0-9]+)*\.py", output.name):
         raise UsageError(
@@ -143,7 +146,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read(name: str) -> tuple[str, str, str]:
-    """Read a file, `-` or an issue's address; return text, comments and issue name, if known."""
+    """Read a file, `-` or an issue's address; return (text, comments, issue name).
+
+    The last two are "" for a file. Raises `UsageError` for one that cannot be read or is longer
+    than 16 MiB, and the errors of `_from_github`.
+    """
     if name.startswith(("http://", "https://")):
         return _from_github(name)
     if not name or (name == "-" and sys.stdin is None):
@@ -170,7 +177,10 @@ def _read(name: str) -> tuple[str, str, str]:
 
 
 def _from_github(url: str) -> tuple[str, str, str]:
-    """Read an issue with gh; return its title and text, its comments, and its name."""
+    """Run gh for up to 60 s to read an issue; return (title and text, comments, name).
+
+    Raises `UsageError` for another address or without gh, and `InfraError` if gh fails.
+    """
     by_hand = "paste the issue's text into a file: vllm-repro intake FILE"
     address = _ISSUE.fullmatch(url)
     if address is None:

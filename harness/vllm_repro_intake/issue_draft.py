@@ -144,10 +144,9 @@ def _joined(parts: Sequence[_Part], footer: str) -> tuple[str, list[str]]:
 
 
 def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
-    """Return issues that may be about the same bug.
+    """Return issues that may be about the same bug; empty if nothing failed.
 
     Those whose signature a crash has come first, then those that the scenario names.
-
 
     Issues of scenarios that are declared good for this release are left out. Whether an issue is
     still open is not checked.
@@ -174,7 +173,10 @@ def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
 
 
 def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
-    """Return a trial's death as a diagnosis, to match it with known signatures."""
+    """Return a trial's death as a diagnosis, to match it with known signatures.
+
+    It has no root without an exception, and `died` is False without a death.
+    """
     death, raised = trial.death, None
     if death is not None and death.exception is not None:
         raised = Raised(
@@ -192,7 +194,10 @@ def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
 
 
 def _shown_trial(report: RunReport) -> tuple[ArmReport, TrialReport] | None:
-    """Return the failed trial to show: of unchanged source, else any failed one, else the first."""
+    """Return the failed trial to show: of unchanged source, else any failed one, else the first.
+
+    None without trials.
+    """
     unchanged = [pair for pair in report.failures if not pair[0].patches]
     return next(
         iter(
@@ -311,7 +316,8 @@ def _count(arm: ArmReport, report: RunReport) -> str:
 def _holds(report: RunReport, small: str, gpus: bool) -> str:
     """Return the sentences on why a death in the lab holds on a GPU, as far as its frames show.
 
-    small: why a small model shows it. gpus: the bug is one of vLLM on GPUs.
+    Empty outside of the lab. small: why a small model shows it. gpus: the bug is one of vLLM on
+    GPUs.
     """
     if report.evidence != Evidence.LAB:
         return ""
@@ -339,7 +345,7 @@ def _holds(report: RunReport, small: str, gpus: bool) -> str:
 
 
 def _script(report: RunReport, script: str, no_script: str) -> str:
-    """Return the part with `repro.py`; without a script, the reason."""
+    """Return the part with `repro.py`, or the reason that there is none; "" without either."""
     if report.bug_seen and any(
         trial.death and trial.phase in (Phase.BOOT, Phase.WARMUP)
         for _, trial in report.failures[:1]
@@ -396,7 +402,7 @@ def _names(arms: Sequence[ArmReport]) -> str:
 
 
 def _change(arms: Sequence[ArmReport], diffs: Mapping[str, str]) -> str:
-    """Return the change that these arms have in common."""
+    """Return the folded diff that these arms have in common. diffs: by arm, for `git apply`."""
     arm, diff = arms[0], diffs.get(arms[0].name, "")
     untried = "".join(cell(untried_note(file)) for file in arm.server.patched).removeprefix("; ")
     text = (
@@ -408,7 +414,7 @@ def _change(arms: Sequence[ArmReport], diffs: Mapping[str, str]) -> str:
 
 
 def _measured(report: RunReport) -> Iterator[_Part]:
-    """Yield the part on throughput, of this run or else of an earlier one."""
+    """Yield the part on throughput, of this run or else of an earlier one; nothing without any."""
     heading, _, text = throughput_section(report).partition("\n\n")
     if not (report.measured and report.measured.shown) and (kept := kept_prices(report.scenario)):
         yield (
@@ -421,7 +427,7 @@ def _measured(report: RunReport) -> Iterator[_Part]:
 
 
 def _differences(report: RunReport) -> str:
-    """Return the folded list of how a command differs from the reported one."""
+    """Return the folded list of how the first arm that differs does so; "" if none does."""
     first = next((arm for arm in report.arms if arm.differences), None)
     if first is None:
         return ""
@@ -432,7 +438,7 @@ def _differences(report: RunReport) -> str:
 
 
 def _replaced(report: RunReport) -> str:
-    """Return the name of each part that the lab replaced, by module.
+    """Return the folded names of the parts that the lab replaced, by module; "" without any.
 
     `report.md` has the reasons and effects.
     """

@@ -156,7 +156,10 @@ _MOST_AT_ONCE = 4_096
 
 
 def answer_length(text: str) -> int:
-    """Return the one `max_tokens` of the text; 0 without one, or with several."""
+    """Return the one `max_tokens` of the text; 0 without one, or with several.
+
+    A text without `max_tokens` may state the output tokens instead.
+    """
     lengths = {int(number) for number in _ANSWER.findall(text)} - {0}
     lengths = lengths or {tokens_of(number or osl) for number, osl in _OUTPUT.findall(text)} - {0}
     return lengths.pop() if len(lengths) == 1 else 0
@@ -171,7 +174,8 @@ def find_requests(
 ) -> list[Asked]:
     """Return the requests that the text states.
 
-    They are read from code, else from the scheduler's dump, else from sizes in prose.
+    They are read from code, else from the scheduler's dump, else from a benchmark's options or the
+    sizes in prose. At most 64.
 
     statements: those of the prose. served: the adapters that a request may name as its model.
     commands: the servers of the text, the reported one first.
@@ -210,7 +214,7 @@ def find_requests(
 def _elsewhere(
     urls: Sequence[str], blocks: Sequence[Block], commands: Sequence[ServeCommand]
 ) -> dict[str, str]:
-    """Return the server of each URL that is not of the reported command, but of another one."""
+    """Return `host:port` by URL, for URLs of another server than the reported command's."""
     hosts = {
         url: match
         for url in urls
@@ -234,7 +238,11 @@ def _elsewhere(
 
 
 def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yield URL, body and "beside the one before" of each POST of curl or a Python client."""
+    """Yield URL, body and "beside the one before" of each POST of curl or a Python client.
+
+    So, too, for a block that is a body in JSON alone. The key "" of a body lists its arguments
+    that are no literals. names: values of Python's variables.
+    """
     background = False
     for text, words, times in _curls(block.lines):
         beside = re.search(r"(?<![&>|])&(?![&>\d])", _QUOTED.sub("", text)) is not None
@@ -308,7 +316,10 @@ def _curls(lines: Sequence[str]) -> Iterator[tuple[str, list[str], int]]:
 
 
 def _heredoc(text: str, following: Sequence[str]) -> tuple[str, int]:
-    """Return the document that a command reads from the lines after it, and their number."""
+    """Return the document that a command reads from the lines after it, and their number.
+
+    ("@-", 0) without one.
+    """
     mark = re.search(r"<<-?[ \t]*(['\"]?)(\w+)\1", text)
     for at, line in enumerate(following[:_MOST_LINES] if mark else ()):
         if mark and line.strip() == mark[2]:
@@ -322,7 +333,7 @@ def _turns(loop: re.Match[str]) -> int:
 
 
 def _path(url: str) -> str:
-    """Return the path and query of a URL of a server; empty for one without a path."""
+    """Return path and query of a URL; empty without a path, and for hosts such as GitHub."""
     # A client may have the host.
     url = f"client{url}" if re.match(r"/v\d/\w", url) else url
     host, _, path = re.sub(r"^\w+://", "", url).partition("/")
@@ -332,7 +343,8 @@ def _path(url: str) -> str:
 def _asked(path: str, body: dict[str, Any], served: Collection[str]) -> Asked | None:
     """Return the request of a POST; its size alone if the text has a placeholder as its prompt.
 
-    None for one that no scenario file can hold.
+    None for one that no scenario file can hold, and without a prompt. body: its key "" (see
+    `_bodies`) is removed. served: adapters; another model is left out of the body.
     """
     unread = tuple(name for name in body.pop("", ()) if name != "model")
     try:
@@ -369,7 +381,7 @@ def _asked(path: str, body: dict[str, Any], served: Collection[str]) -> Asked | 
 
 
 def folded(value: Any) -> Any:
-    """Return a JSON value in which a list of many equal items is source: `["a"] * 700`."""
+    """Return a JSON value in which a list of four or more equal items is source: `["a"] * 700`."""
     if isinstance(value, dict):
         return {key: folded(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -395,7 +407,10 @@ def tokens_of(number: str, unit: str = "") -> int:
 
 
 def _dumped(blocks: Sequence[Block], dump: Sequence[ScheduledChunk]) -> list[Asked]:
-    """Return the prompts that were prefilled in the step in which the engine crashed."""
+    """Return the prompts that were prefilled in the step in which the engine crashed.
+
+    Empty without a dump.
+    """
     first = next(
         (line for block in blocks for line in block.lines if "SchedulerOutput(" in line), ""
     )
@@ -413,7 +428,7 @@ def _dumped(blocks: Sequence[Block], dump: Sequence[ScheduledChunk]) -> list[Ask
 
 
 def _benched(blocks: Sequence[Block]) -> list[Asked]:
-    """Return the load of `vllm bench` as requests at once."""
+    """Return the first load of `vllm bench` as requests at once; empty without an input length."""
     for block in blocks:
         matches = [*_BENCHED.finditer("\n".join(block.lines))]
         options = {match["name"]: match["value"] for match in matches}
@@ -490,7 +505,7 @@ def _in_prose(statements: Sequence[str]) -> list[Asked]:
 
 
 def _several(statement: str) -> Asked | None:
-    """Return the requests of a range or list of prompt sizes; None for another statement."""
+    """Return a range or list of prompt sizes as one `Asked`; None for another statement."""
     match = _SEVERAL.search(statement)
     if match is None:
         return None
@@ -619,7 +634,10 @@ _OFF = re.compile(
 
 
 def find_tried(statements: Sequence[str], command: ServeCommand) -> tuple[list[Tried], list[str]]:
-    """Return the flags tried with a clear result, and the unclear statements about flags."""
+    """Return the flags tried with a clear result, and the unclear statements about flags.
+
+    Flags that do not change `command`, the reported one, are left out.
+    """
     tried_flags: list[Tried] = []
     unclear: list[str] = []
     for raw in statements:
@@ -674,7 +692,8 @@ def _has_second_condition(statement: str) -> bool:
 def _flags_of(statement: str) -> Iterator[tuple[tuple[str, ...], bool]]:
     """Yield (flags, left out) for each group of flags in a statement.
 
-    A flag without its value is no group.
+    A flag without its value ends the search and drops its group. If the statement has an "or", each
+    flag is a group.
     """
     apart = re.search(r"\bor\b|\beither\b", statement) is not None
     group: list[str] = []

@@ -39,7 +39,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `vllm-repro draft`: write issue.md, print the command that sends it, and return 0."""
+    """Run `vllm-repro draft`: write issue.md, print the command that sends it, and return 0.
+
+    If it is nothing for upstream, print the reason in place of the command. Raises `UsageError` if
+    no boot tested vLLM, or the scenario states no issue, or no trigger and the bug was not seen.
+    """
     report = build_foreign(Path(arguments.run))
     if not any(trial.outcome.facts.tested for arm in report.arms for trial in arm.trials):
         raise UsageError(
@@ -82,7 +86,7 @@ def _not_to_send(report: RunReport, made: Draft) -> str:
 
 
 def _warnings(report: RunReport, made: Draft) -> list[str]:
-    """Return the reasons against sending it as it is."""
+    """Return what the sender must know before sending it: reasons against, a log to attach."""
     logs = [
         log
         for log in dict.fromkeys(trial.log for _, trial in report.failures)
@@ -101,14 +105,14 @@ def _warnings(report: RunReport, made: Draft) -> list[str]:
 
 
 def text(run: Path) -> str:
-    """Return the draft of the run in a folder. Raises `UsageError` without a run."""
+    """Return the draft's text of the run in a folder. Raises `UsageError` without a run."""
     return make_draft(build_foreign(run)).body
 
 
 def make_draft(report: RunReport) -> Draft:
-    """Return the draft for upstream, with the diffs in the folder.
+    """Return the draft for upstream, with the diffs that the run's folder has.
 
-    Its issues are those that the scenarios know today.
+    Issue, status and duplicates are those that the scenarios have today, not those of the run.
     """
     scenarios = all_scenarios(warn=to_stderr)
     reported = next((scenario for scenario in scenarios if scenario.id == report.scenario), None)

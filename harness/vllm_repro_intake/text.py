@@ -47,7 +47,7 @@ class Block:
 
     @property
     def above(self) -> str:
-        """Return the heading above the block and the line of prose before it."""
+        """Return the heading above the block and, on a second line, the prose before it."""
         return f"{self.heading}\n{self.lead}"
 
 
@@ -70,12 +70,13 @@ def clean(text: str) -> str:
 def read_blocks(text: str) -> list[Block]:
     """Return the blocks of a cleaned text in order.
 
-    A fence that is not closed ends with the text.
+    A fence that is not closed ends with the text. Lines are cut at 10,000 characters.
     """
     blocks: list[Block] = []
     heading, lines, fenced = "", [""], False
 
     def close(*, code: bool) -> None:
+        """Add the lines so far as a block, unless they are blank, and clear them."""
         if any(line.strip() for line in lines):
             before = blocks[-1] if blocks and not blocks[-1].code else None
             blocks.append(Block(heading, before.lines[-1] if before else "", tuple(lines), code))
@@ -103,7 +104,7 @@ def read_blocks(text: str) -> list[Block]:
 
 
 def _title(block: Block) -> str:
-    """Return the text of a paragraph that is a heading without `#`."""
+    """Return the text of a paragraph that is a heading without `#`; "" for other blocks."""
     match = (
         None if block.code or len(block.lines) != 1 else _HEADING.fullmatch(block.lines[0].strip())
     )
@@ -113,7 +114,7 @@ def _title(block: Block) -> str:
 def statements(blocks: Sequence[Block]) -> Iterator[str]:
     """Yield each distinct sentence, item or table row of the prose.
 
-    Lines that a mail wrapped are joined.
+    Lines that a mail wrapped are joined. Those above 1,500 characters are left out.
     """
     seen: set[str] = set()
     for block in blocks:
@@ -153,7 +154,10 @@ def shortened(text: str, most: int = 120) -> str:
 
 
 def with_public_stores(text: str, redacted: Callable[[str], str]) -> str:
-    """Return the redacted text; models in stores such as `s3://Qwen3-8B` are no hosts."""
+    """Return the text as `redacted` returns it, with the names of models in stores kept.
+
+    Such a name, as in `s3://Qwen3-8B`, looks like a host.
+    """
     # The bucket has the name of a model, or the store has only public models.
     return redacted(
         re.sub(

@@ -133,7 +133,7 @@ def unread(
 
     values: the draft's values, without the shape of a known model. quoted: its comments. made_up:
     placeholders for numbers that the text does not state. sent: requests with a body.
-    title: it has its own field.
+    title: it has its own field. After 150 parts the last one states how many more there are.
     """
     stated = [part for block in blocks for part in _parts(block, blocks)]
     headings = dict.fromkeys(block.heading for block in blocks if _REPEATED.search(block.heading))
@@ -188,7 +188,10 @@ def _parts(block: Block, blocks: Sequence[Block]) -> Iterator[tuple[str, bool]]:
 def _missing(
     text: str, code: bool, values: str, quoted: str, made_up: Collection[str]
 ) -> Iterator[str]:
-    """Yield each fact of a sentence or line that the draft does not have."""
+    """Yield each fact of a sentence or line that the draft does not have.
+
+    A line on a pause, a repetition or a workaround that no comment quotes is yielded whole.
+    """
     everything = f"{values}\n{quoted}"
     text = _OF_A_BOX.sub(" ", text) if code else text
     told = _PAUSE.search(text) if code else _TELLS.search(text)
