@@ -243,8 +243,8 @@ def twins(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
 def other_bugs(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
     """Return the other bugs that a user can meet after an upgrade past this one.
 
-    They are declared for the first release past this bug or a later one, and need a KV connector or
-    KV cache that this one selects too, and no other. Empty if no release is past this bug.
+    They are declared for the first release past this bug or a later one. They need a KV connector
+    or a kind of KV cache, and only such as this bug needs too. Empty if no release is past it.
     """
     past = scenario.status.first_past
     if past is None:

@@ -17,7 +17,7 @@ from vllm_repro.errors import Unsupported, UsageError
 class Patch:
     """Replacement of one text in a file of vLLM.
 
-    Raises `ValueError` for another file, or if it changes nothing.
+    Raises `ValueError` for a file that is no Python file below `vllm/`, or if it changes nothing.
     """
 
     # Such as "vllm/v1/core/block_pool.py".
