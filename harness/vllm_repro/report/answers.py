@@ -53,7 +53,8 @@ def trial_id(entry: Entry) -> TrialId:
 def client_views(recording: Recording, *, judged: bool = True) -> dict[TrialId, ClientView]:
     """Return what the client received in each trial that ended or sent a request.
 
-    judged: the bug is a wrong answer, so an output that cannot be judged decides nothing.
+    judged: the bug is a wrong answer, so an output that cannot be judged makes the trial undecided.
+    Otherwise `compared.unknown` is emptied.
     """
     by_trial: dict[TrialId, dict[str, list[Entry]]] = {}
     for entry in recording.entries:
@@ -108,7 +109,8 @@ def answer_word(entry: Entry) -> str:
 def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | None, str]]:
     """Return each checked trial's output comparison and its word, such as `wrong` or `plausible`.
 
-    There is no comparison if the engine died.
+    The comparison is None if the trial itself found a wrong answer, or if no check is declared. A
+    trial whose engine died or hung is left out.
     """
     started = recording.first("run-started")
     checks = convert(started.get("output") if started is not None else None, Checks | None)

@@ -127,7 +127,8 @@ def report_of(
 ) -> RunReport:
     """Return the report of a journal that was read. Raises `UsageError` if it is not one whole run.
 
-    secrets: values that must not be shown, with their names (`known_secrets`).
+    Secrets, private folders, hosts and users are redacted in all its texts. secrets: values that
+    must not be shown, with their names (`known_secrets`).
     """
     started = head_of(recording, folder, hint="name another run's folder")
     # A resumed run has several heads. The private names in all of them make a report the same
@@ -214,7 +215,7 @@ def _duration_s(recording: Recording) -> float:
 
 
 def _version(recording: Recording) -> str | None:
-    """Return the vLLM version that a server reported, else the requested one."""
+    """Return the first vLLM version that a server reported, else the requested one, or None."""
     reported = (entry.get("version") for entry in recording.of("trial-ended"))
     started = recording.first("run-started")
     return next(filter(None, reported), started.get("version") if started else None)
@@ -277,7 +278,8 @@ def _interrupted_verdict(
 ) -> VerdictReport:
     """Return the verdict of a run that ended early, with the arms that are missing.
 
-    A kill leaves no `cancelled` trial.
+    An expected verdict becomes undecided if the run was killed or an arm has no trial. A kill
+    leaves no `cancelled` trial.
     """
     cut = [
         arm.name
@@ -310,7 +312,11 @@ def _arm(
     version: str | None,
     measured: MeasureReport | None,
 ) -> ArmReport:
-    """Return the report of an arm. good: releases that the scenario declares good."""
+    """Return the report of an arm.
+
+    A quiet arm is inconclusive if no process imported its patched files. declared: the arm in the
+    journal's first entry. good: releases that the scenario declares good.
+    """
     name = declared["name"]
 
     def entries(event: str) -> list[Entry]:
@@ -371,9 +377,9 @@ def _arm(
 
 
 def _requests(sent: Sequence[Entry], ended: Sequence[Entry]) -> tuple[str, ...]:
-    """Return an arm's requests as `NAME: POST PATH BODY`, those of its first trial.
+    """Return an arm's requests as `NAME: POST PATH BODY`, those of one trial.
 
-    Preferably of the first trial that tested the engine.
+    It is the first that tested the engine, else the first that sent some. ended: its trials' ends.
     """
     whole = {entry["trial"] for entry in ended if Outcome(entry["outcome"]).facts.tested}
     senders = dict.fromkeys(entry["trial"] for entry in sent)
@@ -389,7 +395,11 @@ def _requests(sent: Sequence[Entry], ended: Sequence[Entry]) -> tuple[str, ...]:
 def _server(
     begun: Entry | None, server: Entry | None, trials: Sequence[TrialReport], ended: Sequence[Entry]
 ) -> ServerReport:
-    """Return the facts of an arm's server: image, arguments, version, patched files."""
+    """Return the facts of an arm's server: image, arguments, version, patched files.
+
+    begun, server: entries of the arm's first trial and server, None if there was none. ended: ends
+    of its trials, which name the imported files.
+    """
     facts = dict(server["facts"]) if server is not None else {}
     known = {
         name: facts[name]
@@ -438,7 +448,11 @@ def _trial(
     counters: tuple[CountersJson, ...],
     measured: MeasureReport | None,
 ) -> TrialReport:
-    """Return the report of one trial. Its output check may overrule the journal's outcome."""
+    """Return the report of one trial, from its `trial-ended` entry.
+
+    The comparison with other arms' answers overrules the journal: wrong makes it `wrong-output`,
+    unknown makes a clean trial `untriggered`.
+    """
     outcome, why = Outcome(entry["outcome"]), entry["why"]
     trigger = convert(entry["trigger"], TriggerResult)
     # Older journals have the amounts of a crash alone.

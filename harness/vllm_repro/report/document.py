@@ -39,12 +39,15 @@ _LONGEST = 1 << 18
 
 
 def clean(value: object) -> object:
-    """Return markup as it is, and any other value as printable text."""
+    """Return markup as it is, and any other value as printable text of at most 256 KiB."""
     return value if isinstance(value, Markup) else shorten(printable(str(value)), _LONGEST)
 
 
 def local_link(path: str) -> str:
-    """Return a link to a file beside or below the page; `#` if `path` leads elsewhere."""
+    """Return a link to a file beside or below the page; `#` if `path` leads elsewhere.
+
+    path: relative to the page.
+    """
     parts = printable(path).split("/")
     if not path or "" in parts or ".." in parts or "\\" in path:
         return "#"
@@ -122,8 +125,8 @@ def plain_text(template: str, folder: Path = TEMPLATES, **values: Any) -> str:
 def document(*, title: str, body: Markup, style: str = "") -> str:
     """Return the whole HTML page around `body`, the markup of a fragment.
 
-    style: added to `templates/style.css`; its hash is all that the page's policy allows. Raises
-    `ValueError` if it would end its element.
+    style: added to `templates/style.css`; their hash is all that the page's policy allows. Raises
+    `ValueError` if it would end its element, and `TypeError` for a body that is no markup.
     """
     if not isinstance(body, Markup):
         raise TypeError("a page's body is markup that a template made")

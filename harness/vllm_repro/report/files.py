@@ -31,6 +31,7 @@ FORMATS = {
     "junit": "junit.xml",
     "python": "repro.py",
 }
+"""File in the run's folder, by format."""
 
 LOG_ROOM = 2 << 20
 """Bytes of all logs on a page."""
@@ -48,7 +49,8 @@ _RENDERERS: dict[str, Callable[[RunReport], str]] = {
 def render(report: RunReport, form: str, scenario: Scenario | None = None) -> str:
     """Return a run's report as text in one format: `md`, `html`, `json`, `junit`, `python`.
 
-    scenario: of the run, if it is not in the catalogue. Raises `UsageError` for other formats.
+    scenario: of the run, if it is not in the catalogue. Raises `UsageError` for other formats, and
+    for `python` if the scenario is unknown or can have no script.
     """
     if form in _RENDERERS:
         return _RENDERERS[form](report)
@@ -64,7 +66,8 @@ def render(report: RunReport, form: str, scenario: Scenario | None = None) -> st
 def write_diffs(report: RunReport) -> list[Path]:
     """Write the source diff of each patched arm against the release, and return the paths.
 
-    The release must be in the cache, and the server must have run exactly these files.
+    An arm is skipped unless the release is in the cache, and the server ran exactly these files.
+    Raises the errors of `write_file`.
     """
     release = None
     with contextlib.suppress(UsageError):  # the version of a commit, a folder or a nightly build
@@ -104,9 +107,10 @@ def _page_logs(report: RunReport) -> list[LogExcerpts | MissingLog]:
 
 
 def write_reports(report: RunReport, scenario: Scenario | None = None) -> list[Path]:
-    """Write a run's report in all formats into its folder, and return their paths.
+    """Write a run's report in all formats and its diffs into its folder; return their paths.
 
-    The script needs a scenario that is known. scenario: as for `render`.
+    Without a known scenario there is no script, which is reported to standard error. scenario: as
+    for `render`. Raises the errors of `write_file`.
     """
     catalogue = () if scenario else all_scenarios(warn=to_stderr)
     known = scenario or next((each for each in catalogue if each.id == report.scenario), None)

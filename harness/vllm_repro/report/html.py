@@ -143,7 +143,7 @@ def _cause(report: RunReport, arm: ArmReport, trial: TrialReport) -> dict[str, A
 def _frames(report: RunReport, arm: ArmReport, death: Death) -> Iterator[tuple[str, str, str]]:
     """Yield place (file and line), function and URL of each frame of a death's traceback.
 
-    The address is empty if the file is not one of the release.
+    The URL is empty if the file is not an unchanged one of the release.
     """
     for frame, line in zip_longest(death.frames, death.lines[: len(death.frames)], fillvalue=0):
         file, _, function = str(frame).rpartition(":")
@@ -151,7 +151,10 @@ def _frames(report: RunReport, arm: ArmReport, death: Death) -> Iterator[tuple[s
 
 
 def _amounts(report: RunReport) -> list[tuple[Amounts, str, float]]:
-    """Return the trigger's amounts in the worst trial that has some, with arm and greatest one."""
+    """Return the trigger's amounts in the worst trial that has some, with arm and greatest one.
+
+    Empty if no trial has amounts.
+    """
     trials = [*report.failures, *((arm, trial) for arm in report.arms for trial in arm.trials)]
     for arm, trial in trials:
         if amounts := trial.trigger.amounts:
@@ -177,9 +180,9 @@ def _trials(report: RunReport) -> Iterator[tuple[str, int, TrialReport | None, S
 
 
 def log_names(report: RunReport) -> dict[str, str | None]:
-    """Return the logs of the shown trials, each with the exception that the engine died of.
+    """Return the exception that the engine died of, by the log of each shown trial.
 
-    Logs of deaths come first.
+    None if it did not die, or of an unknown exception. Logs of deaths come first.
     """
     shown = [trial for arm in report.arms for trial in first_of_each(arm.trials)[0]]
     exceptions: dict[str, str | None] = {}
@@ -192,7 +195,8 @@ def log_names(report: RunReport) -> dict[str, str | None]:
 def _marked(log: LogExcerpts, root: str | None) -> list[tuple[str, str]]:
     """Return a log as (CSS class, text) pieces that mark the first error and the root exception.
 
-    The first error and the line of the root exception are pieces of their own.
+    The first error and the line of the root exception are pieces of their own. root: name of that
+    exception, None if unknown.
     """
     pieces: list[tuple[str, str]] = []
     patterns = {"error": ALARM}

@@ -40,9 +40,11 @@ class TriggerJson(Struct, frozen=True, kw_only=True):
 class PointJson(Struct, frozen=True, kw_only=True):
     """Throughput at one load: medians over rounds."""
 
+    # Tokens of each prompt and answer, and requests at once
     prompt: int
     output: int
     concurrency: int
+    # Rounds that count
     rounds: int
     output_tok_s: float | None
     req_s: float | None
@@ -70,6 +72,7 @@ class CountersJson(Struct, frozen=True, kw_only=True):
 
     # "workload", or "warm-up" and "rounds" of a load
     phase: str
+    # The load, as in `PointJson`; null in the workload
     prompt: int | None = None
     output: int | None = None
     concurrency: int | None = None
@@ -96,8 +99,10 @@ class TrialJson(Struct, frozen=True, kw_only=True):
     death: Death | None
     # What a program sees that sends the request through the `openai` SDK; null without a crash
     client_saw: SdkView | None
+    # Until the server was ready; null if it never was
     boot_s: float | None
     duration_s: float | None
+    # Counts: `sent`, `ok` (answered completely) and `failed`
     requests: Mapping[str, int]
     # HTTP results in the order of arrival, runs of equal ones folded
     answers: tuple[str, ...]
@@ -197,6 +202,7 @@ class ComparedPatch:
     # Boots that failed, of `boots`
     failed: int
     boots: int
+    # Result for the patch, such as `fixed` or `still failing`
     reading: str
     # Names of the requests that failed
     requests: tuple[str, ...]
@@ -212,6 +218,7 @@ class RatioJson(Struct, frozen=True, kw_only=True):
     ratio: float
     low: float
     high: float
+    # Rounds and trials of the arm that has fewer
     n: int
     boots: int
     change: ThroughputChange
@@ -282,7 +289,7 @@ class RunJson(Struct, frozen=True, kw_only=True):
 
 
 def report_dict(report: RunJson) -> dict[str, Any]:
-    """Return the content of `report.json` as dicts and lists, without fields of a subclass."""
+    """Return the content of `report.json` as dicts and lists, without the fields of `RunReport`."""
     return plain(convert(report, RunJson, from_attributes=True))
 
 
@@ -301,7 +308,7 @@ def counters_of(phase: PhaseCounters) -> CountersJson:
 def trial_throughput(
     measured: MeasureReport | None, arm: str, trial: int
 ) -> TrialThroughputJson | None:
-    """Return a trial's throughput for `report.json`; None without one to report."""
+    """Return a trial's throughput for `report.json`; None without one to report, or if withheld."""
     known = measured is not None and not measured.withheld
     figures = measured.trials.get((arm, trial)) if measured and known else None
     if not figures:
@@ -329,7 +336,7 @@ def _point(figures: Figures) -> PointJson:
 
 
 def throughput_of(measured: MeasureReport | None) -> ThroughputJson | None:
-    """Return the ratios between arms for `report.json`; None if there are none to report."""
+    """Return the ratios between arms for `report.json`; None without a figure, or if withheld."""
     if measured is None or measured.withheld or not measured.speeds:
         return None
     return ThroughputJson(

@@ -66,7 +66,10 @@ class PhaseCounters:
 
 
 def phase_counters(recording: Recording) -> dict[TrialId, tuple[PhaseCounters, ...]]:
-    """Return each trial's server counters by phase, with the rounds of a load added up."""
+    """Return each trial's server counters by phase, with the rounds of a load added up.
+
+    Trials without counters are left out.
+    """
     parts: defaultdict[tuple[TrialId, str, Point | None], list[PhaseCounters]] = defaultdict(list)
     for entry in recording.of("counters"):
         if not _is_former(entry):
@@ -84,7 +87,7 @@ def phase_counters(recording: Recording) -> dict[TrialId, tuple[PhaseCounters, .
 
 
 def merged(phases: Sequence[PhaseCounters]) -> PhaseCounters:
-    """Return several phases of a kind as one: counts added up, the worst GPU readings."""
+    """Return one or more phases of a kind as one: counts added up, the worst GPU readings."""
     counted = total([phase.counted for phase in phases])
     return replace(
         phases[0], counted=counted, gpus=worst_use([phase.gpus for phase in phases if phase.gpus])
@@ -109,12 +112,14 @@ class MeasureReport:
 
     # what the figures are of: weights and device; empty in a rehearsal
     label: str
+    # the arm that `ArmSpeed.ratio` compares with; empty without one
     baseline: str
     # the arm that `ArmSpeed.price` compares with; empty if none has a figure
     bug_arm: str
     speeds: tuple[ArmSpeed, ...]
-    # by arm
+    # by arm: its boot for the load alone
     alone: Mapping[str, LoadBoot]
+    # by trial whose engine lived: a figure for each load that counts
     trials: Mapping[TrialId, tuple[Figures, ...]]
     # counts of the server in the rounds of a load, by load and arm
     counted: Mapping[tuple[Point, str], PhaseCounters]
@@ -249,7 +254,10 @@ class _PointRounds:
 
     @property
     def drifts(self) -> bool:
-        """Return True if the load never became steady."""
+        """Return True if the load never became steady.
+
+        False if the client limited a round, or too few are complete.
+        """
         speeds = [measured.output_tok_s for measured in self.rounds]
         enough = len(speeds) >= LEAST_ROUNDS and not self.limited
         return self.end is not None and enough and drifted(self.end.get("unsteady", 0.0), speeds)
@@ -261,7 +269,7 @@ class _PointRounds:
         return whole and not self.limited and len(self.rounds) >= LEAST_ROUNDS
 
     def notes(self, key: _Key) -> Iterator[str]:
-        """Yield why rounds are left out or doubtful, each with the worst reason."""
+        """Yield why rounds are left out, with the worst reason; nothing if all are used."""
         (arm, trial), point = key
         where = f"{arm}, trial {trial}: {point}"
         if self.limited:

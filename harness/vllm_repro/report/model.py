@@ -82,7 +82,10 @@ class ArmReport(ArmJson, frozen=True, kw_only=True):
 
     @property
     def patch_untried(self) -> bool:
-        """Return True if no process of the server imported any of the patched files."""
+        """Return True if no process of the server imported any of the patched files.
+
+        False without patched files, or if an import is unknown.
+        """
         files = self.server.patched
         return bool(files) and all(file.imported is False for file in files)
 
@@ -170,7 +173,8 @@ def verdict_fields(decision: VerdictReport) -> dict[str, Any]:
 def counted_trials(trials: Sequence[TrialReport]) -> list[TrialReport]:
     """Return the trials that count for the arm's result.
 
-    A cancelled trial and the first `infra`, if they were run again, are shown, but not counted.
+    Cancelled trials and the first `infra` do not count if another trial follows. They were run
+    again, and are shown all the same.
     """
     spoiled = [trial for trial in trials if trial.outcome is Outcome.INFRA][:1]
     return [

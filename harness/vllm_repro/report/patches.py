@@ -16,7 +16,10 @@ from vllm_repro.verdict.verdict import Result
 
 
 def compared_patches(arms: Sequence[ArmReport]) -> tuple[ComparedPatch, ...]:
-    """Return a comparison row for the first arm and each arm with a patch of the command line."""
+    """Return a comparison row for the first arm and each arm with a patch of the command line.
+
+    The first arm is the release as it is, or with its own patches.
+    """
     first = arms[0]
     unpatched = ((), first.patches)
     return tuple(
@@ -57,7 +60,10 @@ def _reading(arm: ArmReport, first: ArmReport) -> str:
 def _patch_effect(
     arm: ArmReport, first: ArmReport, failures: list[str], as_released: list[str]
 ) -> str:
-    """Return how a patch changed the failures of the first arm, the release as it is."""
+    """Return how a patch changed the failures of the first arm, the release as it is.
+
+    failures, as_released: those of `arm` and of `first`.
+    """
     new = [failure for failure in failures if failure not in as_released]
     if failures:
         still = ["still failing"] if len(new) < len(failures) else []

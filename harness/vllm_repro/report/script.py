@@ -74,9 +74,10 @@ def no_script(scenario: Scenario) -> str:
 
 
 def script_of_run(report: RunReport, scenario: Scenario, *, brief: bool = False) -> str | None:
-    """Return the text of a run's `repro.py`, or None if it cannot have one.
+    """Return the text of a run's `repro.py`, or None if it cannot have one (`no_script`).
 
-    It shows the most important failure of an arm without patches, else the first such arm.
+    It shows the most important failure of an arm without patches, else the first such arm. brief:
+    as in `script`.
     """
     if no_script(scenario):
         return None
@@ -90,9 +91,9 @@ def script(
 ) -> str:
     """Return the text of a `repro.py` that boots an arm and sends its requests.
 
-    Raises `UsageError` for an arm with patches.
+    Raises `UsageError` for an arm with patches, or if there is no script (`no_script`).
 
-    report: the run that it belongs to. brief: say how to use it, and nothing of the bug.
+    report: the run that it belongs to. brief: its head has how to use it, and nothing of the bug.
     """
     launch = _launch(scenario, arm, 0)
     steps = scenario.workload_of(arm)
@@ -153,7 +154,10 @@ def _launch(scenario: Scenario, arm: Arm, port: int) -> Launch:
 
 
 def _wrapped(argv: tuple[str, ...]) -> str:
-    """Return a command for a shell, in lines of whole flags. The script adds the address itself."""
+    """Return a command for a shell, in lines of whole flags, without `--host` and `--port`.
+
+    The script adds these itself.
+    """
     groups = (group for group in group_by_flag(argv[3:]) if group[0] not in ("--host", "--port"))
     lines = [shlex.join(argv[:3])]
     for flag in map(shlex.join, groups):
@@ -198,7 +202,7 @@ print(ids("shared", shared) + ids(seed, length - shared))' "$@"; }"""
 def curl(scenario: Scenario, arm: Arm, port: int) -> str:
     """Return an arm's server command and its requests, as curl calls, in lines for a shell.
 
-    Raises `UsageError` for an arm with patches.
+    Raises `UsageError` for an arm with patches, or if there is no script. port: of the server.
     """
     launch = _launch(scenario, arm, port)
     lines = []
@@ -343,7 +347,8 @@ def _request(request: Request, command: ServeCommand) -> str:
 def _fields(request: Request, command: ServeCommand) -> dict[str, Any]:
     """Return the fields of a request that the script's `send` reads.
 
-    The fields of its body follow, or `body` with all of them.
+    The fields of its body follow, or `body` with all of them. A chat of a stated length loses those
+    of the chat template.
     """
     fields: dict[str, Any] = _thawed(request.fields)
     sized = isinstance(request.prompt, int | Size)

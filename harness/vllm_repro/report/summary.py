@@ -35,7 +35,7 @@ _COLUMNS = {"arm": 24, "boot": 8, "boundary": 60, "engine": 28, "outcome": 32}
 
 
 def print_summary(report: RunReport, stream: TextIO) -> None:
-    """Print the summary, its table as wide as the terminal if `stream` is one."""
+    """Print the summary to `stream`, its table as wide as the terminal if `stream` is one."""
     width = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     print("\n" + summary(report, width), file=stream)
 

@@ -108,7 +108,10 @@ _TIMES: dict[str, Callable[[Figures], Spread | None]] = {
 
 
 def price_sentences(report: RunReport) -> list[str]:
-    """Return the price of each arm that avoids the bug: its speed beside the arm with the bug."""
+    """Return the price of each arm that avoids the bug: its speed beside the arm with the bug.
+
+    Empty if there is no figure to show, or none of both arms.
+    """
     measured = report.measured
     if measured is None or not measured.shown:
         return []
@@ -211,7 +214,7 @@ def throughput_lead(report: RunReport) -> list[str]:
 
 
 def _doubts(measured: MeasureReport) -> list[str]:
-    """Return the limits of figures from random weights and fewer layers."""
+    """Return the limits of figures from random weights and fewer layers; empty without these."""
     doubts = []
     if " layers; " in measured.label:
         doubts.append("A ratio of fewer layers is no ratio of the whole model")

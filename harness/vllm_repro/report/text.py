@@ -145,7 +145,10 @@ def size(text: str) -> int:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return `text` in at most `limit` bytes, with its middle left out and counted."""
+    """Return `text` in at most `limit` bytes, with its middle left out and counted.
+
+    Empty if the limit leaves room for fewer than 48 bytes of it.
+    """
     if size(text) <= limit:
         return text
     room = limit - size(_gap(size(text)))

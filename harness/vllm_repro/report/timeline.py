@@ -13,7 +13,7 @@ from vllm_repro.report.answers import TrialId, answer_word, trial_id
 from vllm_repro.report.format import plural
 
 Event = tuple[float, str, str]
-"""Seconds, label, detail."""
+"""Seconds from the start of the trial, label, detail."""
 
 _COUNTED = {"throughput-round": "throughput"}
 

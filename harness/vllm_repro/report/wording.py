@@ -57,12 +57,15 @@ def plain_sentence(report: RunReport) -> str:
 
 
 def _failed(report: RunReport) -> ArmReport | None:
-    """Return the first arm that showed the bug."""
+    """Return the first arm that showed the bug, or None."""
     return next((arm for arm in report.arms if arm.expected.has_bug and arm.k), None)
 
 
 def _avoided(report: RunReport) -> dict[int, tuple[bool, list[str]]]:
-    """Return the changes that avoided the bug, by number of boots; True if these are enough."""
+    """Return (True if so many boots are enough, changes that avoided the bug), by number of boots.
+
+    Empty if no arm showed the bug.
+    """
     failed = _failed(report)
     avoided: dict[int, tuple[bool, list[str]]] = {}
     for arm in report.arms if failed else ():
@@ -127,7 +130,10 @@ def crash_summary(trial: TrialReport) -> str:
 
 
 def crash_sentences(trial: TrialReport) -> list[str]:
-    """Return sentences: how the death was detected, what a client saw, which servers survived."""
+    """Return sentences: how the death was detected, what a client saw, which servers survived.
+
+    Empty if nothing of this was seen.
+    """
     ranks = trial.death.ranks if trial.death else ()
     of_ranks = [trial.log.removesuffix(".log") + f".rank{rank}.log" for rank in ranks]
     logs = [log if rank else trial.log for rank, log in zip(ranks, of_ranks, strict=True)]
@@ -186,7 +192,7 @@ def grouped(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
 
 
 def first_of_each(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], list[str]]:
-    """Return the first trials of each outcome, and a sentence about the others."""
+    """Return the first three trials of each outcome, and sentences that count the others."""
     groups: defaultdict[Outcome, list[TrialReport]] = defaultdict(list)
     for trial in trials:
         groups[trial.outcome].append(trial)

@@ -71,7 +71,11 @@ def _installed(_search: tuple[str, ...]) -> list[Path]:
 
 
 def scenario_files_below(folder: Path) -> list[Path]:
-    """Return the scenario files of a folder, else those of the `scenarios` folders below it."""
+    """Return the scenario files of a folder, else those of the `scenarios` folders below it.
+
+    In the folder itself only files that use the vocabulary count. Without one, return those of its
+    folder `scenarios`, or if it has no such folder, those of every `*/scenarios`.
+    """
     scenarios = [
         path for path in scenario_files(folder) if b"vllm_repro.vocabulary" in path.read_bytes()
     ]
@@ -84,7 +88,7 @@ def scenario_files_below(folder: Path) -> list[Path]:
 def all_scenarios(
     folder: Path | None = None, *, warn: Callable[[str], None] | None = None
 ) -> list[Scenario]:
-    """Return every scenario of a folder, by default the package's.
+    """Return every scenario of a folder, by default all known ones: see `scenario_files`.
 
     A wrong file is left out and reported to `warn`. Without `warn` it raises `ScenarioError`.
     """
@@ -100,14 +104,16 @@ def all_scenarios(
 
 
 def to_stderr(text: str) -> None:
-    """Print a warning of the command line."""
+    """Print a warning of the command line to standard error."""
     print(f"vllm-repro: {text}", file=sys.stderr)
 
 
 def find(name: str) -> Scenario:
     """Return a scenario by its id, the number or URL of its issue, or the path of its file.
 
-    Raises `UsageError` with similar names.
+    A path ends with `.py`. To find an issue all scenarios are read; wrong files are reported to
+    standard error. Raises `UsageError` with similar names if none is found, or several have that
+    issue. Raises `ScenarioError` if the file has a mistake.
     """
     if name.endswith(".py"):
         path = Path(name)
@@ -137,12 +143,18 @@ def find(name: str) -> Scenario:
 
 
 def scenario_ids() -> dict[str, Path]:
-    """Return the file of each scenario by its id, without reading the files."""
+    """Return the file of each scenario by its id, without reading the files.
+
+    Of two files with one id, the last of `scenario_files` counts.
+    """
     return {path.stem.replace("_", "-"): path for path in scenario_files()}
 
 
 def find_arms(scenario: Scenario, names: list[str] | None) -> list[Arm]:
-    """Return the named arms in the scenario's order; all of them for `all` or without names."""
+    """Return the named arms in the scenario's order; all of them for `all` or without names.
+
+    Raises `UsageError` for an unknown name.
+    """
     known = [arm.name for arm in scenario.arms]
     if names and "all" in names:
         return list(scenario.arms)

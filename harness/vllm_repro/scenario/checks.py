@@ -54,6 +54,7 @@ class Reading:
     problems: list[Problem] = field(default_factory=list)
     # Line of each argument of `Scenario(...)`.
     lines: dict[str, int] = field(default_factory=dict)
+    # Line of `Scenario(...)`.
     scenario_line: int = 1
     # First line of each argument and key, by name.
     words: dict[str, int] = field(default_factory=dict)
@@ -78,7 +79,11 @@ class Reading:
 
 
 def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
-    """Add a problem for each part of a scenario that does not fit the others."""
+    """Add a problem for each part of a scenario that does not fit the others.
+
+    Stop early if the command cannot be parsed or there are no arms. path: of the file, whose name
+    is compared with the id.
+    """
     wrong = reading.wrong
     if scenario.id != path.stem.replace("_", "-"):
         wrong(
@@ -177,7 +182,7 @@ def _no_release(text: str) -> str:
 
 
 def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
-    """Report release numbers that are none, not among the bad ones, or both bad and good."""
+    """Report wrong release numbers, a `try_with` that is not bad, and contradictory ranges."""
     if problem := _no_release(scenario.try_with):
         wrong("try_with", f"try_with {problem}")
     elif scenario.status.standing(scenario.try_with) is not Standing.BAD:
@@ -197,7 +202,10 @@ def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
 
 
 def _check_baselines(scenario: Scenario, reading: Reading) -> None:
-    """Check that each baseline is an arm with a server of its own."""
+    """Check that each baseline is an arm with a server of its own.
+
+    Also report loads with different baselines, and points that are measured twice.
+    """
     wrong = reading.wrong
     declared = scenario.loads if scenario.throughput else ()
     baselines = {load.baseline for load in declared}
@@ -222,7 +230,10 @@ def _check_baselines(scenario: Scenario, reading: Reading) -> None:
 
 
 def _check_alike(scenario: Scenario, reading: Reading) -> None:
-    """Check that requests that need equal answers (`alike=`) are equal, greedy, sent once."""
+    """Check that requests that need equal answers (`alike=`) are equal, greedy and sent once.
+
+    Some arm must send all of a group.
+    """
     for group in scenario.output.alike if scenario.output else ():
         problems = []
         whole = False
@@ -293,7 +304,10 @@ def _check_causes(scenario: Scenario, reading: Reading) -> None:
 
 
 def _check_triggers(scenario: Scenario, reading: Reading) -> None:
-    """Check that some arm sends the requests and body fields that each trigger needs."""
+    """Check that some arm sends the requests and body fields that each trigger needs.
+
+    Also report different requests of one name in an arm.
+    """
     if not scenario.arms:
         return
     usual = [arm for arm in scenario.arms if arm.trigger is None] or scenario.arms
@@ -433,8 +447,8 @@ def _check_commands(
 ) -> None:
     """Check the command of each arm and the sizes of its requests.
 
-    key: "lab", "dummy", or empty for the release. seen: mistakes that were reported before; each is
-    reported once.
+    key: "lab", "dummy", or empty for the release. seen: mistakes that were reported before; new
+    ones are added, so each is reported once.
     """
     for arm in scenario.arms:
         line, whose = (

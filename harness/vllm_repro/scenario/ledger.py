@@ -21,7 +21,11 @@ def _bugs() -> dict[str, dict[str, Any]]:
 
 
 def ledger_values(scenario: str) -> dict[str, Any]:
-    """Return the state of a bug's issue, and what was seen in each release."""
+    """Return the state of a bug's issue, and what was seen in each release.
+
+    The keys are `state` and `releases`. For a bug that is not in the ledger the state is "unknown"
+    and `releases` is empty. scenario: an id.
+    """
     bug = _bugs().get(scenario, {"state": "unknown", "releases": []})
     return {key: bug[key] for key in ("state", "releases")}
 

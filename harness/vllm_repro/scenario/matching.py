@@ -40,7 +40,7 @@ class Match:
     how: How
     # Facts that contradict an exact match.
     against: str = ""
-    # The release of the crash may be one after the fix.
+    # The release of the crash is declared good, or unknown: it may be one after the fix.
     later: bool = False
 
     @property
@@ -63,8 +63,10 @@ class Match:
 def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
     """Return the scenarios that the crash is like, exact matches first.
 
-    Of two with the same signature, return the second if the release is good for the first, else
-    the first.
+    Of two with the same signature, return the second (`same_death_as`) if the release is good for
+    the first, else the first. Beside an exact match, leave out a near one of functions that every
+    step calls. If the crash has no exception or is like none, return those whose message the text
+    quotes.
     """
     if diagnosis.exception is None:
         return _quoted(diagnosis, scenarios)
@@ -101,7 +103,10 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
 
 
 def _quoted(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
-    """Return the scenarios whose message a text quotes without a traceback."""
+    """Return the scenarios whose message a text quotes without a traceback, all as `near`.
+
+    Empty if the engine did not die. Of two with the same signature only the first counts.
+    """
     if diagnosis.died is False:
         return []
     against = "only the message agrees"
@@ -145,7 +150,10 @@ def _contradiction(scenario: Scenario, diagnosis: Diagnosis) -> str:
 
 
 def _missing(scenario: Scenario, diagnosis: Diagnosis) -> str:
-    """Return the part of vLLM that the text of a death in any step does not show; "" if none."""
+    """Return a sentence naming the scenario's parts of vLLM that the text does not show, or "".
+
+    It is "" unless the signature's frames are those of any step.
+    """
     parts = _parts_of(diagnosis)
     missing = sorted(word for word in _words(scenario) if _squeezed(word) not in parts)
     words = " and ".join(missing) if _of_any_step(scenario) else ""
@@ -153,7 +161,11 @@ def _missing(scenario: Scenario, diagnosis: Diagnosis) -> str:
 
 
 def _has_sign(match: Match, diagnosis: Diagnosis) -> bool:
-    """Return True if crash and scenario have more in common than names of functions."""
+    """Return True if crash and scenario have more in common than names of functions.
+
+    For example the message, or a part of vLLM. An exact match needs this only if its frames are
+    those of any step.
+    """
     scenario, last = match.scenario, diagnosis.frames[-1:]
     if scenario.signature is not None and quotes(scenario.signature, diagnosis.message or ""):
         return True
@@ -198,7 +210,8 @@ _SETTING = re.compile(r'"(kv_\w+|lazy_offload)": ?"?(\w+)')
 def standstills(finding: Finding, reading: Reading, scenarios: Sequence[Scenario]) -> list[Match]:
     """Return the scenarios whose hang this may be, those with most in common first.
 
-    The server has all their settings or is in their code, and its release is not declared good.
+    The server has all their settings, or hangs in their code if they declare none, and its release
+    is not declared good. All are `near`. Empty if the server does not hang in the scheduler.
     """
     expected = Expected.HANGS if reading.open else Expected.SPINS
     settings = set(_SETTING.findall(reading.command))
@@ -223,15 +236,15 @@ def standstills(finding: Finding, reading: Reading, scenarios: Sequence[Scenario
 
 
 def twins(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """Return the scenarios that share this one's signature (`same_death_as`)."""
+    """Return the scenarios that declare this one's signature as theirs (`same_death_as`)."""
     return [other for other in scenarios if other.same_death_as == scenario.id]
 
 
 def other_bugs(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
     """Return the other bugs that a user can meet after an upgrade past this one.
 
-    They are declared for the first release past this bug or a later one, and need the same KV
-    connector and KV cache.
+    They are declared for the first release past this bug or a later one. They need a KV connector
+    or a kind of KV cache, and only such as this bug needs too. Empty if no release is past it.
     """
     past = scenario.status.first_past
     if past is None:

@@ -15,14 +15,18 @@ from vllm_repro.errors import Unsupported, UsageError
 
 @dataclass(frozen=True)
 class Patch:
-    """Replacement of one text in a file of vLLM."""
+    """Replacement of one text in a file of vLLM.
+
+    Raises `ValueError` for a file that is no Python file below `vllm/`, or if it changes nothing.
+    """
 
     # Such as "vllm/v1/core/block_pool.py".
     file: str
     # Text to replace. It must occur once.
     was: str
-    # Text to insert.
+    # Text in its place.
     now: str
+    # Reason for the report.
     why: str = ""
     # `was` is whole lines, as in a diff.
     lines: bool = False
@@ -68,7 +72,7 @@ class Patch:
 def read_diff(path: Path) -> tuple[Patch, ...]:
     """Return one patch for each hunk of a unified diff.
 
-    Raises `UsageError` unless it changes Python files of vLLM.
+    Raises `UsageError` unless it changes lines of Python files that vLLM has.
     """
     from unidiff.errors import UnidiffParseError  # here: only --patch needs it
     from unidiff.patch import PatchSet

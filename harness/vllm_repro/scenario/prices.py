@@ -12,6 +12,9 @@ from vllm_repro.resources import scenario_folder
 
 
 def kept_prices(scenario: str) -> Sequence[str]:
-    """Return what the kept runs measured of the scenario's workarounds, a sentence each."""
+    """Return what the kept runs measured of the scenario's workarounds, a sentence each.
+
+    Empty if nothing was measured. scenario: an id.
+    """
     file = scenario_folder() / "prices.json"
     return decode(file.read_bytes(), dict[str, tuple[str, ...]]).get(scenario, ())

@@ -28,6 +28,7 @@ from vllm_repro.scenario.workload import Size
 from vllm_repro.trigger.trigger import UNSTATED, Condition
 
 WORDS: Mapping[str, Any] = {name: getattr(vocabulary, name) for name in vocabulary.__all__}
+"""The words that a scenario file may use, and what they stand for."""
 _OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: add,
     ast.Sub: sub,
@@ -96,7 +97,9 @@ def _fits(value: Any, hint: Any) -> bool:
 class _Reader(Reading):
     """Evaluator of a scenario file's syntax tree, which collects problems with their lines."""
 
+    # Values by name: the vocabulary, and what the file has assigned so far.
     names: dict[str, Any] = field(default_factory=lambda: dict(WORDS))
+    # Words that the file imports.
     imported: set[str] = field(default_factory=set)
 
     def bad(self, line: int, text: str) -> _Bad:
@@ -105,7 +108,10 @@ class _Reader(Reading):
         return _BAD
 
     def module(self, tree: ast.Module) -> Any:
-        """Return the value of `scenario` in a file; report a file that lacks it."""
+        """Evaluate a file and return the value of its `scenario`; report a file that lacks it.
+
+        Also report statements that a scenario file may not have.
+        """
         for number, statement in enumerate(tree.body):
             match statement:
                 case ast.Expr(value=ast.Constant(value=str())) if number == 0:
@@ -217,7 +223,7 @@ class _Reader(Reading):
         return self._small(line, function(left, right))
 
     def _small(self, line: int, value: Any) -> Any:
-        """Return the value if it is small enough, else report it.
+        """Return the value if it is small enough, else report it and return the placeholder.
 
         Names doubled on each line would otherwise fill the memory.
         """
@@ -228,7 +234,11 @@ class _Reader(Reading):
         return value
 
     def _call(self, node: ast.Call) -> Any:
-        """Return the result of a call of a vocabulary word, or report a wrong call."""
+        """Return the result of a call of a vocabulary word, or report a wrong call.
+
+        Also note the lines of arms, arguments and `Scenario(...)`. An argument `unstated()` is
+        replaced by a blank, except `trigger=`.
+        """
         target = self.value(node.func) if isinstance(node.func, ast.Name) else _BAD
         if not isinstance(node.func, ast.Name):
             return self.bad(
@@ -398,11 +408,11 @@ def _short(value: Any) -> str:
 def read(
     path: Path, text: str | bytes | None = None, fields: Mapping[str, Collection[str]] | None = None
 ) -> tuple[Scenario | None, list[Problem]]:
-    """Return the scenario of a file and its problems.
+    """Return the scenario of a file and its problems, sorted by line.
 
-    The scenario is None if a problem prevents making it.
-
-    fields: body fields that a release reads, by endpoint; None to check for no release.
+    The scenario is None if a problem prevents making it; a file that cannot be read is a problem,
+    too. text: content to read in place of the file's. fields: body fields that a release reads, by
+    endpoint; None to check for no release.
     """
     name = str(path)
     try:
@@ -451,7 +461,10 @@ def load_file(path: Path) -> Scenario:
 
 @lru_cache(maxsize=256)
 def _load(path: Path, content: bytes | None) -> Scenario:
-    """Return the scenario of a file with this content. Reading and checking one takes 10 ms."""
+    """Return the scenario of a file with this content, from a cache: reading it takes 10 ms.
+
+    Raises `ScenarioError` with every problem.
+    """
     scenario, problems = read(path, content)
     if problems or scenario is None:
         raise ScenarioError(

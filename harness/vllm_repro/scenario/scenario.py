@@ -46,8 +46,9 @@ It does not change the sizes of workspaces and KV caches, but the time of every 
 class Edit:
     """One change of the reported command."""
 
-    # Its declaration.
+    # Its declaration, as a report prints it.
     words: str
+    # Function that returns the changed command; raises `CommandError` if the edit does not fit.
     apply: Callable[[ServeCommand], ServeCommand] = field(compare=False)
     # Reason for the report.
     why: str = ""
@@ -69,7 +70,7 @@ class Arm:
     edits: tuple[Edit, ...] = ()
     # Overlay over vLLM's source.
     patches: tuple[Patch, ...] = field(default=(), kw_only=True)
-    # Version specifier that replaces the scenario's.
+    # Version specifier of the releases with the bug, in place of the scenario's.
     bad: str = field(default="", kw_only=True)
     # None for the scenario's.
     workload: tuple[Step, ...] | None = None
@@ -84,7 +85,10 @@ class Arm:
 
 @dataclass(frozen=True)
 class Model:
-    """A public model in place of the reported one, and its attention shape."""
+    """A public model in place of the reported one, and its attention shape.
+
+    Raises `ValueError` for impossible sizes.
+    """
 
     # Default of `--model`.
     name: str
@@ -98,6 +102,7 @@ class Model:
     block_size: int = 16
     # Every n-th layer has full attention.
     full_attention_interval: int = 1
+    # Longest prompt and answer together, in tokens.
     max_position: int = 131072
     architecture: str = "Qwen3ForCausalLM"
     # Any weights show the bug. A tiny model of random weights, with two layers and this
@@ -109,7 +114,7 @@ class Model:
     # Bytes of a block of each group, full attention first. vLLM up to 0.24.0 computes the logged
     # pool size from them.
     group_pages: Sequence[int] = ()
-    # KV cache of each GPU in the report's boot log, for the rehearsal.
+    # Tokens of the KV cache of each GPU in the report's boot log, for the rehearsal; 0 if unknown.
     kv_cache_tokens: int = 0
     # The same in GiB.
     kv_cache_gib: float = 0
@@ -126,7 +131,10 @@ class Model:
             )
 
     def rehearsal_shape(self) -> dict[str, Any]:
-        """Return sizes and KV cache for the rehearsal engine, mostly by names of config.json."""
+        """Return sizes and KV cache for the rehearsal engine, mostly by names of config.json.
+
+        Sizes of 0 and empty lists are left out.
+        """
         return {
             name: value
             for name, value in {
@@ -150,7 +158,10 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Dummy:
-    """Model of random weights for `--weights dummy`: the reported attention, few layers."""
+    """Model of random weights for `--weights dummy`: the reported attention, few layers.
+
+    Raises `ValueError` for sliding layers without a window, or the reverse.
+    """
 
     # Number of full-attention layers, or the kind of each layer.
     layers: int | Sequence[Kind]
@@ -158,7 +169,7 @@ class Dummy:
     why: str
     # Edits that this model needs, each with `why`, applied before those of an arm.
     changes: Sequence[Edit] = ()
-    # Tokens, of sliding layers.
+    # Window of sliding layers in tokens.
     window: int | None = None
     # None for the model's; also for `kv_heads` and `head_dim`.
     heads: int | None = None
@@ -205,7 +216,7 @@ class Dummy:
 class Lab(Dummy):
     """Settings of the lab: a vLLM release on the CPU with CUDA parts replaced, and a tiny model."""
 
-    # Part of the lab's plugin.
+    # Part of the lab's plugin that shows the bug, such as "scheduler"; see `vllm_repro_lab.parts`.
     mechanism: str
     # During graph capture, "guard" refuses what CUDA refuses. "record" also replays the graphs
     # while serving. "" does nothing.
@@ -225,10 +236,10 @@ class Needs:
     gpus: int = 0
     # Per GPU.
     gpu_memory_gb: float = 0
-    # CUDA compute capability, such as 8.0.
+    # Least CUDA compute capability, such as 8.0.
     capability: float | None = None
     nodes: int = 1
-    # Of the host.
+    # Memory of the host; 0 if it does not matter.
     memory_gb: float = 0
 
     def __post_init__(self) -> None:
@@ -250,11 +261,14 @@ class Needs:
 
 @dataclass(frozen=True)
 class Status:
-    """Releases with and without the bug, as pip specifiers."""
+    """Releases with and without the bug, as pip specifiers.
+
+    Raises `ValueError` for a wrong specifier.
+    """
 
     # Such as ">=0.21.0,<0.24.0".
     bad: str
-    # Such as ">=0.24.0".
+    # Such as ">=0.24.0"; empty if the bug is open.
     good: str = ""
 
     def __post_init__(self) -> None:
@@ -286,7 +300,8 @@ class Status:
     def standing(self, version: str | None) -> Standing:
         """Return whether the version that a server reports is declared bad, good, or neither.
 
-        A nightly has that of its number; a commit has none.
+        A nightly has that of its number. Unknown for a build from source, for None, and for a text
+        that is no version.
         """
         try:
             parsed = Version(version or "")
@@ -312,7 +327,10 @@ class Status:
 
     @property
     def first_past(self) -> str | None:
-        """The first good release, or else the first that is no longer declared bad."""
+        """The first good release, or else the first that is no longer declared bad.
+
+        None if the bad releases have no upper bound either.
+        """
         return self.first_good or _bound(self.bad, ("<",))
 
     def reaches(self, version: str) -> bool:
@@ -325,14 +343,17 @@ class Status:
 
 
 def _bound(text: str, operators: tuple[str, ...]) -> str | None:
-    """Return the least version that stands after one of `operators` in a specifier, or None."""
+    """Return the least version after one of `operators` in a specifier; None if none has them."""
     versions = [Version(part.version) for part in SpecifierSet(text) if part.operator in operators]
     return str(min(versions)) if versions else None
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Prompt lengths, each a (least, most) pair, inclusive."""
+    """Range of prompt lengths, as two (least, most) pairs, inclusive.
+
+    Raises `ValueError` for other pairs.
+    """
 
     # Whole blocks.
     blocks: Sequence[int]
@@ -358,6 +379,7 @@ class Cause:
     """
 
     name: str
+    # Release that is changed.
     release: str
     # `dies` or `lives`, with the change.
     expected: Expected
@@ -436,11 +458,12 @@ class Scenario:
     arms: Sequence[Arm]
     # Of a bug that crashes the engine.
     signature: Signature | None = None
+    # Further issues, as in `issue`.
     related: Sequence[str] = ()
     lab: Lab | None = None
     dummy: Dummy | None = None
-    # Scenario with the same signature. A log matches this one only if its release no longer has
-    # that bug.
+    # Id of a scenario with the same signature. A log matches this one only if its release no longer
+    # has that bug.
     same_death_as: str = ""
     # Loads to measure. Default: 128 tokens in, 128 out, 1 and 4 at once.
     throughput: Load | Sequence[Load] = ()
@@ -465,7 +488,7 @@ class Scenario:
         return (self.lab.vllm if self.lab else "") or self.try_with
 
     def reported(self) -> ServeCommand:
-        """Return the reported command, parsed."""
+        """Return the reported command, parsed. Raises `CommandError` if it is none."""
         return parse(self.command)
 
     def arm(self, name: str) -> Arm | None:
@@ -496,11 +519,11 @@ class Scenario:
     def loads(self) -> tuple[Load, ...]:
         """Return the loads whose throughput is measured: the declared ones, else the usual one."""
         names = [arm.name for arm in self.arms]
-        loads = self.throughput or usual_load(names, self._longest_request())
+        loads = self.throughput or usual_load(names, self._max_model_len())
         return (loads,) if isinstance(loads, Load) else tuple(loads)
 
-    def _longest_request(self) -> int | None:
-        """Return the tokens that `--max-model-len` allows; None if it does not name a number."""
+    def _max_model_len(self) -> int | None:
+        """Return `--max-model-len` of the reported command; None without a number or a command."""
         try:
             return self.reported().number("--max-model-len")
         except CommandError:
@@ -550,13 +573,19 @@ class Scenario:
         return self._edited(arm.edits)
 
     def command_in_lab(self, arm: Arm) -> ServeCommand:
-        """Return the command of `arm` in the lab. An arm can override the lab's changes."""
+        """Return the command of `arm` in the lab, whose changes an arm can override.
+
+        Raises `CommandError` if an edit does not fit.
+        """
         return self._edited(
             [*(self.lab.changes if self.lab else ()), *(edit.in_lab or edit for edit in arm.edits)]
         )
 
     def command_with_dummy(self, arm: Arm) -> ServeCommand:
-        """Return the command of `arm` with the dummy model, whose changes an arm can override."""
+        """Return the command of `arm` with the dummy model, whose changes an arm can override.
+
+        Raises `CommandError` if an edit does not fit.
+        """
         changes = self.dummy.changes if self.dummy else ()
         return self._edited([*changes, *(edit.in_dummy or edit for edit in arm.edits)])
 
@@ -569,7 +598,7 @@ class Scenario:
 
     @property
     def leading(self) -> tuple[Arm, ...]:
-        """The arm that shows the bug; for wrong answers also the baseline to compare with."""
+        """The first arm, which shows the bug; for wrong answers also the baseline arm."""
         first = self.arms[0]
         baseline = (
             self.arm(self.output.baseline)

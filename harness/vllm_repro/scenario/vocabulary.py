@@ -94,10 +94,12 @@ throughput = Load
 
 
 def with_flags(*words: str, lab: str = "", dummy: str = "", why: str = "") -> Edit:
-    """Add flags, or replace those of the same name: `with_flags("--max-num-batched-tokens 8192")`.
+    """Return an edit that adds flags, or replaces those of the same name.
+
+        with_flags("--max-num-batched-tokens 8192")
 
     lab: flags to use instead with the lab's smaller model and pool. dummy: likewise with `--weights
-    dummy`.
+    dummy`. why: reason for the report.
     """
 
     def apply(command: ServeCommand) -> ServeCommand:
@@ -109,7 +111,7 @@ def with_flags(*words: str, lab: str = "", dummy: str = "", why: str = "") -> Ed
 
 
 def without(*names: str, why: str = "") -> Edit:
-    """Remove flags: `without("--speculative-config")`."""
+    """Return an edit that removes flags: `without("--speculative-config")`."""
 
     def apply(command: ServeCommand) -> ServeCommand:
         """Return the command without these flags."""
@@ -119,7 +121,10 @@ def without(*names: str, why: str = "") -> Edit:
 
 
 def simple_cpu_offload(cpu_bytes: int, *, lazy: bool = False) -> str:
-    """Return the `--kv-transfer-config` of the simple CPU offload connector, for `with_flags`."""
+    """Return the `--kv-transfer-config` of the simple CPU offload connector, for `with_flags`.
+
+    lazy: copy a block only when it is about to be overwritten.
+    """
     return _connector(
         "SimpleCPUOffloadConnector",
         kv_role="kv_both",
@@ -155,15 +160,16 @@ def late_connector(*, rejects: bool = False) -> str:
 
 
 def _connector(name: str, **settings: object) -> str:
-    """Return `--kv-transfer-config` with the JSON of a KV connector and its settings."""
+    """Return `--kv-transfer-config` with the quoted JSON of a KV connector and its settings."""
     config = json.dumps({"kv_connector": name, **settings}, separators=(",", ":"))
     return f"--kv-transfer-config '{config}'"
 
 
 def remote_prefill(engine: str, port: int, blocks: Sequence[Sequence[int]]) -> Mapping[str, object]:
-    """Return `kv_transfer_params` of a request whose prompt is on another server.
+    """Return `kv_transfer_params` of a request whose prompt another server has computed.
 
-    blocks: those of each group of layers there.
+    engine: its id. port: where its KV connector listens on this host. blocks: block numbers of each
+    group of layers there.
     """
     return {
         "do_remote_prefill": True,
@@ -206,7 +212,8 @@ def scheduler_lab(
 ) -> Lab:
     """Return the lab settings for a bug that the scheduler decides, without real weights.
 
-    changes: edits beside `--enforce-eager`.
+    changes: edits after `--enforce-eager`. why: reason that the tiny model can replace the reported
+    one. The other arguments are those of `Lab`.
     """
     return Lab(
         mechanism=mechanism,
@@ -282,8 +289,8 @@ def arm(
 ) -> Arm:
     """Return a server configuration: the edits of the reported command, and the expected result.
 
-    bad: releases with the bug, if not the scenario's. trigger: the arm's own trigger, if not the
-    scenario's.
+    bad: releases with the bug, if not the scenario's. workload, trigger: the arm's own, if not the
+    scenario's. Raises `ValueError` if `bad` is no version specifier.
     """
     if bad:
         Status(bad)  # raises ValueError for a wrong specifier
@@ -307,7 +314,7 @@ def cause(
     arm: str = "reported",
     believed: str = "",
 ) -> Cause:
-    """Return a change of `release`, and whether it then dies or lives.
+    """Return a change of the source of `release`, and whether the arm then dies or lives.
 
     believed: who reported it as the fix, although it is not.
     """

@@ -33,12 +33,12 @@ IDLE_AFTER = 5.0
 
 @dataclass(frozen=True)
 class Size:
-    """`times` x the value of `flag` + `plus`, in tokens."""
+    """Size that depends on the command: `times` x the value of `flag` + `plus`, in tokens."""
 
     flag: str
     times: int = 1
     plus: int = 0
-    # Size in the lab, if it differs; `flag` is then empty.
+    # Size in the lab, if it differs; `flag` is then empty, and elsewhere the size is `plus`.
     lab: int | None = None
 
     def __add__(self, other: int) -> Size:
@@ -72,7 +72,10 @@ class Size:
 
 
 def flag(name: str) -> Size:
-    """Return the number given for a flag, as a size: `flag("--max-num-batched-tokens") + 129`."""
+    """Return the number given for a flag, as a size: `flag("--max-num-batched-tokens") + 129`.
+
+    Raises `ValueError` for a name without `--`.
+    """
     if not name.startswith("--"):
         raise ValueError(
             "flag() takes a flag as it is written on the command line, such as"
@@ -84,7 +87,7 @@ def flag(name: str) -> Size:
 def sized(tokens: int, *, lab: int) -> Size:
     """Return the reported size, and its equivalent in the lab: `sized(90_109, lab=5_693)`.
 
-    The lab has a smaller model and pool.
+    Both are in tokens. The lab has a smaller model and pool. Raises `ValueError` below 1.
     """
     if lab < 1 or tokens < 1:
         raise ValueError("sized(…, lab=…) takes two numbers of tokens, 1 or more")
@@ -121,10 +124,11 @@ class Request:
     # Length in tokens (template included), a text, or token ids; None if `fields` is the whole
     # body.
     prompt: int | Size | str | tuple[int, ...] | None
-    # The answer is greedy (`temperature` 0) unless `fields` changes it.
+    # Most tokens of the answer, which is greedy (`temperature` 0) unless `fields` changes it.
     max_tokens: int | Size = 8
-    # Server-sent events.
+    # The answer comes as server-sent events.
     stream: bool = True
+    # For reports and triggers; see `label`.
     name: str = ""
     # Further body fields.
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -220,7 +224,10 @@ class Pause:
 
 @dataclass(frozen=True)
 class Rest:
-    """Wait until the engine is idle. One still busy after `within` seconds counts as never idle."""
+    """Step of a workload: a wait until the engine is idle.
+
+    One still busy after `within` seconds counts as never idle, which is a hang.
+    """
 
     within: float
 
@@ -266,7 +273,10 @@ def chat(
     may_fail: Sequence[int] = (),
     **fields: Any,
 ) -> Request:
-    """Return a chat completion with one user message; `prompt` counts the chat template too."""
+    """Return a chat completion with one user message; `prompt` counts the chat template too.
+
+    fields: further body fields. Raises `ValueError` for a wrong size.
+    """
     _check_request(prompt, max_tokens)
     return Request(
         "/v1/chat/completions",
@@ -296,8 +306,8 @@ def completion(
     Its first `shared` tokens are those of all sharing completions, for the prefix cache.
 
     prompt: a list holds token ids, which are sent unchanged. starts_after: seconds of delay among
-    requests sent together. leaves_after: seconds after which its client closes the
-    connection.
+    requests sent together. leaves_after: seconds after which its client closes the connection; not
+    for a stream. fields: further body fields. Raises `ValueError` for arguments that do not fit.
     """
     _check_request(prompt, max_tokens)
     if stream and leaves_after is not None:
@@ -377,7 +387,10 @@ def conversation(
 
 
 def together(*requests: Request) -> Together:
-    """Return a step that sends these requests at the same time and ends with the last one."""
+    """Return a step that sends these requests at the same time and ends with the last answer.
+
+    Raises `ValueError` for fewer than two.
+    """
     if len(requests) < 2:
         raise ValueError("together() takes two requests or more")
     return Together(requests)
@@ -386,11 +399,12 @@ def together(*requests: Request) -> Together:
 def at_once(
     count: int, *, prompt: Sequence[int], max_tokens: int | Size = 8, spread: bool = False
 ) -> Together:
-    """Send `count` chats at the same time, with the sizes of `prompt` in turn, or between them.
+    """Return a step that sends `count` chats at the same time, with the sizes of `prompt` in turn.
 
     The third has the name `3 of 9000` if its prompt has 9,000 tokens.
 
-    spread: the sizes rise or fall evenly from the first of `prompt` to the last.
+    prompt: sizes in tokens. spread: instead, the sizes rise or fall evenly from the first of
+    `prompt` to the last. Raises `ValueError` for fewer than two chats.
     """
     even = (prompt[0] + (prompt[-1] - prompt[0]) * at // max(1, count - 1) for at in range(count))
     return together(
@@ -411,9 +425,11 @@ def pause(seconds: float) -> Pause:
 
 
 def rest(*, within: float) -> Rest:
-    """Wait until the engine, with no request left, uses no processor time for `IDLE_AFTER` seconds.
+    """Return a step that waits until EngineCore is idle for `IDLE_AFTER` seconds.
 
-    See `vllm_repro.running.idle`.
+    Idle means that it uses almost no processor time. An engine still busy after `within` seconds is
+    never idle: a hang. See `vllm_repro.running.idle`. Raises `ValueError` if `within` is less than
+    `IDLE_AFTER`.
     """
     if within < IDLE_AFTER:
         raise ValueError(

@@ -22,7 +22,9 @@ class Source:
 class ScenarioWriter:
     """A scenario file in the making. Fields are written in the order of `put`."""
 
+    # Words of the vocabulary to import.
     _words: set[str] = field(default_factory=set)
+    # Fields and comments as source.
     _lines: list[str] = field(default_factory=list)
 
     def word(self, name: str) -> Source:
@@ -31,11 +33,11 @@ class ScenarioWriter:
         return Source(name)
 
     def call(self, word: str, /, *values: Any, **named: Any) -> Source:
-        """Return a call of a word of the vocabulary in one line."""
+        """Return a call of a word of the vocabulary in one line, and import the word."""
         return Source(f"{self.word(word).text}({', '.join(_arguments(values, named))})")
 
     def block(self, word: str, /, *values: Any, **named: Any) -> Source:
-        """Return a call of a word of the vocabulary with one argument a line."""
+        """Return a call of a word of the vocabulary, one argument a line, and import the word."""
         return Source(f"{self.word(word).text}({_block(_arguments(values, named))})")
 
     def comment(self, text: str) -> None:
@@ -47,7 +49,10 @@ class ScenarioWriter:
         self._lines.append(f"{name}={literal(value)},")
 
     def text(self, about: str) -> str:
-        """Return the text of the scenario file. about: its docstring."""
+        """Return the text of the scenario file. about: its docstring.
+
+        Raises `SyntaxError` if a `Source` was no Python.
+        """
         self.word("Scenario")
         words = sorted(self._words, key=lambda word: (word.islower(), word))
         imports = f"from vllm_repro.vocabulary import ({_block(words)})"
@@ -60,7 +65,8 @@ class ScenarioWriter:
 def literal(value: Any) -> str:
     """Return data as Python source in one line.
 
-    value: a string, number or `Source`, or lists and dictionaries of them.
+    value: a string, number or `Source`, or lists and dictionaries of them. Anything else is written
+    as the string that it prints.
     """
     if isinstance(value, Source):
         return value.text

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 _STUCK = 3
-"""Steps without work after which a request never gets its blocks."""
+"""Steps in a row without room for the request, after which it never gets its blocks."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,17 @@ class Group:
     window: int = 0
 
     def passed(self, computed: int) -> int:
-        """Return how many leading blocks lie outside the window after `computed` tokens."""
+        """Return how many leading blocks the window has passed after `computed` tokens.
+
+        0 for full attention.
+        """
         return max(0, computed - self.window + 1) // self.block_size if self.window else 0
 
     def most_blocks(self, tokens: int, batch: int) -> int:
-        """Return the most blocks that a request of so many tokens holds at once."""
+        """Return the most blocks that a request of so many tokens holds at once.
+
+        batch: most tokens in one step.
+        """
         whole = -(-tokens // self.block_size)
         if not self.window:
             return whole
@@ -39,9 +45,9 @@ def blocks_of_tokens(
 ) -> int:
     """Return the number of blocks of a KV cache whose size vLLM logs as `tokens` tokens.
 
-    vLLM logs how often the longest request fits, times its length. `pages`, the bytes of a block of
-    each group, are for releases that count a request's need in bytes of the first group. Without
-    them each block counts as one.
+    vLLM logs how often the longest request fits, times its length. batch: most tokens in one step.
+    pages: bytes of a block of each group, for releases that count a request's need in bytes of the
+    first group; without them each block counts as one.
     """
     weights = pages or (1,) * len(groups)
     needed = sum(
@@ -53,7 +59,7 @@ def blocks_of_tokens(
 
 
 def _blocks_of_longest(group: Group, max_model_len: int, batch: int) -> int:
-    """Return the blocks of a group that vLLM counts for a request of `max_model_len`."""
+    """Return the blocks of a group that vLLM counts for a request of `max_model_len` tokens."""
     reach = min(group.window - 1 + batch, max_model_len) if group.window else max_model_len
     return -(-reach // group.block_size) + bool(group.window)
 
@@ -77,8 +83,8 @@ Place = tuple[int, int]
 class BlockPool:
     """Simulated KV block pool with one request, whose blocks a connector stores.
 
-    It has `blocks` blocks, of which vLLM never allocates the first. `batch` is the tokens of a
-    chunk.
+    It has `blocks` blocks, of which vLLM never allocates the first. `batch` is the most tokens of a
+    chunk. An object simulates one request only.
     """
 
     def __init__(self, blocks: int, groups: Iterable[Group], batch: int) -> None:
@@ -92,7 +98,8 @@ class BlockPool:
     def listed_twice(self, prompt: int, answer: int) -> int:
         """Simulate a request; return the most of its blocks that one store event lists twice.
 
-        The pool cannot be used again.
+        prompt, answer: tokens. The simulation ends early if the request never gets its blocks. The
+        pool cannot be used again.
         """
         held: list[_GroupBlocks] | None = None
         running: list[int] = []
@@ -122,7 +129,8 @@ class BlockPool:
     ) -> list[_GroupBlocks] | None:
         """Allocate a request's first chunk after its cached prefix; None if the pool is too full.
 
-        cached: the prefix's blocks by group; None for one that the window has passed.
+        Hold the cached blocks too. cached: the prefix's blocks by group; None for one that the
+        window has passed. computed: tokens of that prefix. total: tokens of the request so far.
         """
         kept = [block for blocks in cached for block in blocks if block is not None]
         missing = sum(
@@ -146,7 +154,8 @@ class BlockPool:
     def _extend(self, held: list[_GroupBlocks], computed: int, total: int) -> bool:
         """Allocate blocks for the next chunk, after freeing those that the windows have passed.
 
-        Return False if too few are free.
+        Also cache the blocks that the chunk fills. Return False, with no block allocated, if too
+        few are free.
         """
         end = min(computed + self._batch, total)
         counts = []
@@ -167,7 +176,8 @@ class BlockPool:
     def _store(self, held: list[_GroupBlocks], computed: int) -> list[int]:
         """Return the blocks that the connector stores after a step, and hold them.
 
-        The scan of a group waits at a block that is not full.
+        Skip content that is stored already. The scan of a group goes on where it ended in the step
+        before, and waits at a block that is not full.
         """
         listed: list[int] = []
         for group, holding in zip(self._groups, held, strict=True):
@@ -185,7 +195,8 @@ class BlockPool:
     def _cached_prefix(self, prompt: int) -> tuple[int, list[list[int | None]]]:
         """Return how many leading tokens of the prompt every group has cached, and their blocks.
 
-        The last token never counts.
+        The blocks are by group, None for one that the window has passed. The prompt's last token
+        never counts.
         """
         length, cached = prompt - 1, list[list[int | None]]()
         coarsest = max(group.block_size for group in self._groups)
@@ -211,7 +222,10 @@ class BlockPool:
         self._give_back(left)
 
     def _take(self, count: int) -> list[int]:
-        """Allocate free blocks and evict their content. The caller checks that they suffice."""
+        """Allocate `count` free blocks and evict their content.
+
+        If fewer are free, return these; the caller checks that they suffice.
+        """
         taken = [block for block, _ in zip(self._free, range(count), strict=False)]
         for block in taken:
             del self._free[block]
@@ -235,7 +249,10 @@ class BlockPool:
         self._free.update((block, None) for block in returned if not self._users[block])
 
     def _cache(self, number: int, full: list[int | None]) -> None:
-        """Cache the full blocks of a group by content, from the last back to one already cached."""
+        """Cache the full blocks of a group by content, from the last back to one already cached.
+
+        number: of the group. full: its leading blocks in order.
+        """
         for place in range(len(full) - 1, -1, -1):
             block = full[place]
             if block is None or self._content[block] is not None:
@@ -245,9 +262,10 @@ class BlockPool:
 
 
 def _cached_tokens(blocks: list[int | None], group: Group, coarsest: int) -> int:
-    """Return the tokens of the longest head of a prompt whose blocks are cached.
+    """Return the tokens of the longest head of a prompt whose blocks are cached; 0 if none is.
 
-    With a window only the blocks that it still covers count.
+    Only heads of whole blocks of `coarsest` tokens count. With a window only the blocks that it
+    still covers need to be cached. blocks: None for one that is not cached.
     """
     for end in range(len(blocks), 0, -1):
         tokens = end * group.block_size

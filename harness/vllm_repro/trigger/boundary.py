@@ -10,10 +10,11 @@ from vllm_repro.trigger.trigger import Condition, SentRequest, TriggerFacts
 
 
 def shortest_prompt(condition: Condition, facts: TriggerFacts, longest: int) -> int | None:
-    """Return the tokens of the shortest lone prompt that meets `condition`, up to `longest`.
+    """Return the tokens of the shortest lone prompt that meets `condition`.
 
-    None if the length does not decide it. facts: of a server without requests. The attention
-    backend is assumed to be the one in the condition.
+    None if the length does not decide it: one token meets the condition, or `longest` tokens do
+    not. facts: of a server; its requests are ignored. The attention backend is assumed to be the
+    one in the condition.
     """
     match = re.search(r"attention_backend\('(\w+)'\)", str(condition))
     facts = replace(facts, backend=match[1] if match else facts.backend)

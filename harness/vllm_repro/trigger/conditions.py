@@ -51,7 +51,7 @@ def _sum_text(chunks: tuple[int, ...]) -> str:
 
 
 def _dump_evidence(chunk: ScheduledChunk) -> str:
-    """Return a sentence on a chunk in the scheduler's dump of the step that crashed."""
+    """Return a phrase on a chunk in the scheduler's dump of the step that crashed."""
     source = " out of the prefix cache" if chunk.new else ""
     return (
         f"the scheduler's dump: {chunk.computed} tokens computed before the step that"
@@ -60,7 +60,11 @@ def _dump_evidence(chunk: ScheduledChunk) -> str:
 
 
 def chunked_prefill(*, chunks: int = 2) -> Condition:
-    """Require a prompt that `max_num_batched_tokens` cut into at least `chunks` pieces."""
+    """Require a prompt that `max_num_batched_tokens` cut into at least `chunks` pieces.
+
+    Instead, a later chunk of a prompt may be in the dump of the step that crashed, for any
+    `chunks`. Not met if the batch size is unknown. Raises `ValueError` for fewer than 2 chunks.
+    """
     if chunks < 2:
         raise ValueError("chunked_prefill(chunks=…) starts at 2: every prompt has one chunk")
 
@@ -158,7 +162,10 @@ def continuation_over(tokens: int) -> Condition:
 
 
 def prefill_over(tokens: int) -> Condition:
-    """Require a step with more than `tokens` uncached tokens of one prompt."""
+    """Require a step with more than `tokens` uncached tokens of one prompt.
+
+    If the batch size is unknown, a prompt counts as computed in one step.
+    """
 
     def find(facts: TriggerFacts) -> TriggerResult:
         sizes = [
@@ -179,7 +186,8 @@ def prefilled_together(*names: str) -> Condition:
     """Require a step that computed exactly the prompts of these requests.
 
     The step computes all their uncached tokens and no other prompt. vLLM logs the numbers of a
-    step's prompts and tokens with --enable-logging-iteration-details.
+    step's prompts and tokens with --enable-logging-iteration-details; not met without them. Raises
+    `ValueError` for fewer than two names or one name twice.
     """
     if len(set(names)) != len(names) or len(names) < 2:
         raise ValueError("prefilled_together() takes the names of two requests or more")
@@ -221,7 +229,7 @@ def prefilled_together(*names: str) -> Condition:
 
 
 def _doubt(request: SentRequest, names: Collection[str]) -> str:
-    """Return why it is not known that the server read these fields; empty if it is."""
+    """Return why it is not known that the server read the fields `names`; empty if it is."""
     if request.known is None:
         return "the server's /openapi.json does not show the fields that it reads"
     if unknown := [name for name in names if name not in request.known]:
@@ -238,7 +246,8 @@ def sent_with(*names: str, name: str = "", **values: Any) -> Condition:
     names: fields with any value. values: fields with this value. name: of the request; empty for
     any. The release must know each field, by the server's /openapi.json. The answer to every such
     request has status 200 or one of its `may_fail`, or is a refusal (400 or 422) that names a
-    field. Instead, the engine may crash or hang with one in flight.
+    field. Instead, the engine may crash or hang with one in flight. Raises `ValueError` without
+    fields, or for a value None.
     """
     fields = dict.fromkeys(names) | values
     if not fields or None in values.values():
@@ -280,7 +289,8 @@ def sent_with(*names: str, name: str = "", **values: Any) -> Condition:
 def answered(name: str, *statuses: int, during: str = "") -> Condition:
     """Require that the server answered every request of this name with one of these HTTP statuses.
 
-    during: name of a request that must have been in flight when each answer came.
+    At least one was sent. during: name of a request that was in flight from the sending of each to
+    its answer. Raises `ValueError` without statuses, or for numbers that are none.
     """
     if not statuses or not all(100 <= status < 600 for status in statuses):
         raise ValueError("answered() takes the name of a request, and HTTP statuses such as 400")
@@ -313,7 +323,10 @@ def answered(name: str, *statuses: int, during: str = "") -> Condition:
 
 
 def _within(facts: TriggerFacts, name: str, during: str) -> bool:
-    """Return True if each answer to `name` came while a request `during` was in flight."""
+    """Return True if each request `name` was sent and answered while one `during` was in flight.
+
+    A request `during` whose client left does not count.
+    """
     around = [
         request.span for request in facts.requests if request.name == during and not request.left
     ]
@@ -327,7 +340,7 @@ def _within(facts: TriggerFacts, name: str, during: str) -> bool:
 def left_waiting(name: str) -> Condition:
     """Require that this request's client disconnected while the server had waiting requests.
 
-    Evidence: the server's metrics.
+    Evidence: the server's metrics. Only the first request of this name counts.
     """
 
     def find(facts: TriggerFacts) -> TriggerResult:
@@ -411,7 +424,7 @@ def attention_backend(name: str) -> Condition:
 
 
 def drafting() -> Condition:
-    """Require speculative decoding, by the arguments in the server's log or its command line."""
+    """Require speculative decoding, by the arguments in the log, else by the command."""
 
     def find(facts: TriggerFacts) -> TriggerResult:
         logged = facts.args.get("speculative_config")
@@ -437,7 +450,10 @@ def drafting() -> Condition:
 
 
 def graphs_captured() -> Condition:
-    """Require captured CUDA graphs, or a boot that ended before their capture did."""
+    """Require captured CUDA graphs, or a boot with graphs on that ended before their capture did.
+
+    Evidence: the log.
+    """
 
     def find(facts: TriggerFacts) -> TriggerResult:
         boot = facts.boot

@@ -26,7 +26,7 @@ from vllm_repro.trigger.trigger import (
 
 def _block_listed_twice(facts: TriggerFacts) -> TriggerResult:
     """Return whether a store event listed a block twice, by the log or a simulation."""
-    computed, seen = _computed(facts), _seen(facts)
+    computed, seen = _simulated_result(facts), _logged_result(facts)
     brief = seen.brief if seen.crossed or not computed.brief else computed.brief
     if (
         computed.crossed
@@ -38,8 +38,11 @@ def _block_listed_twice(facts: TriggerFacts) -> TriggerResult:
     return TriggerResult(crossed, (*computed.evidence, *seen.evidence), brief, seen.amounts)
 
 
-def _seen(facts: TriggerFacts) -> TriggerResult:
-    """Return whether a store event that the lab's plugin logged listed a block twice."""
+def _logged_result(facts: TriggerFacts) -> TriggerResult:
+    """Return whether a store event that the lab's plugin logged listed a block twice.
+
+    Not crossed and without evidence outside the lab.
+    """
     stores = [event.values for event in facts.observed if event.kind == "store"]
     doubled = [store for store in stores if store["distinct"] < store["blocks"]]
     short = next((event.values for event in facts.observed if event.kind == "free_list"), None)
@@ -65,10 +68,11 @@ def _seen(facts: TriggerFacts) -> TriggerResult:
     return TriggerResult(bool(doubled), tuple(evidence), brief, amounts)
 
 
-def _computed(facts: TriggerFacts) -> TriggerResult:
+def _simulated_result(facts: TriggerFacts) -> TriggerResult:
     """Return whether a request must list a block twice, by a simulation of the block pool.
 
-    It is the result of the first suspect that must, else of the first suspect.
+    It is the result of the first suspect that must, else of the first suspect. Not crossed if the
+    layers, the pool's size or the batch are unknown, or chunked prefill is off.
     """
     groups = _groups(facts.shape, facts.block_size)
     if not groups:
@@ -103,7 +107,10 @@ def _groups(shape: AttentionShape | None, block_size: int) -> tuple[Group, ...]:
 
 
 def _blocks(facts: TriggerFacts, groups: tuple[Group, ...]) -> int | None:
-    """Return the pool's number of blocks, by flag or the log's tokens; None if unknown."""
+    """Return the number of blocks that these groups share, by flag or by the tokens in the log.
+
+    None if unknown.
+    """
     if blocks := facts.number("--num-gpu-blocks-override"):
         return blocks
     longest, tokens, shape = (
@@ -118,9 +125,9 @@ def _blocks(facts: TriggerFacts, groups: tuple[Group, ...]) -> int | None:
 
 
 def _counts_bytes(version: str | None) -> bool:
-    """Return True if a release logs its pool's size by bytes.
+    """Return True if a release logs its pool's size by bytes; see `blocks_of_tokens`.
 
-    0.24.0 does and 0.28.0 does not; those between are not known.
+    0.24.0 does and 0.28.0 does not. True for those between and for an unknown version, too.
     """
     try:
         return version is None or Version(version) < Version("0.28.0")
@@ -176,8 +183,11 @@ def block_listed_twice() -> Condition:
     return Condition("block_listed_twice()", _block_listed_twice)
 
 
-def _pool(facts: TriggerFacts) -> int | None:
-    """Return the number of blocks of the GPU's KV cache, by flag or log; None if unknown."""
+def _gpu_blocks(facts: TriggerFacts) -> int | None:
+    """Return the number of blocks of a KV cache with one group of layers; None if unknown.
+
+    By flag, else by the tokens in the log.
+    """
     tokens = facts.boot.kv_cache_tokens
     return facts.number("--num-gpu-blocks-override") or (
         tokens // facts.block_size if tokens else None
@@ -190,10 +200,11 @@ def offload_outgrown() -> Condition:
     In lazy mode the simple CPU offload connector copies the GPU blocks that are overwritten next,
     and drops its oldest copies for them. After requests have filled the GPU's cache, each of those
     blocks has content to copy. If the CPU pool has fewer blocks, each dropped copy is made again.
+    Evidence: pool sizes in the log or by flag; not met if one is unknown.
     """
 
     def find(facts: TriggerFacts) -> TriggerResult:
-        size, room, pool = facts.block_size, facts.boot.offload_blocks, _pool(facts)
+        size, room, pool = facts.block_size, facts.boot.offload_blocks, _gpu_blocks(facts)
         if room is None or pool is None:
             unknown = "the connector has room for" if room is None else "the GPU's cache has"
             return TriggerResult(

@@ -15,9 +15,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vllm_repro.trigger.trigger import Condition, Continuation, TriggerFacts, TriggerResult
-from vllm_repro.trigger.turboquant_workspace import aligned, crash_message, in_megabytes, megabytes
+from vllm_repro.trigger.turboquant_workspace import (
+    aligned,
+    in_megabytes,
+    megabytes,
+    result_from_message,
+)
 
 _HALF, _WORD = 2, 4
+"""Bytes of a 16-bit and of a 32-bit value."""
 _CHUNK = 4
 """Longest prompts whose rows are gathered at once."""
 _QUERIES = 256
@@ -42,10 +48,10 @@ class Sizes:
     max_model_len: int
     # `max_num_batched_tokens`.
     batch: int
-    # Of one rank.
+    # Attention heads of one rank.
     heads: int
     head_dim: int = 512
-    # In tokens.
+    # Tokens that a sliding window covers.
     window: int = 128
     # Kinds of the model's layers.
     kinds: tuple[str, ...] = ("sliding", "sparse", "compressed")
@@ -63,10 +69,10 @@ def indexer_bytes(max_model_len: int) -> int:
 def prefill_bytes(
     shapes: Shapes, sizes: Sizes, prompts: Sequence[int], before: Sequence[int] = ()
 ) -> int:
-    """Return the most workspace bytes that a step requests. prompts: new tokens of each prompt.
+    """Return the most workspace bytes that a layer requests in one step; 0 without a prefill.
 
-    before: tokens of each prompt that are computed already, 0 by default. A single last token is no
-    prefill.
+    prompts: new tokens of each prompt; a prompt with one is no prefill. before: tokens of each
+    prompt that are computed already, 0 by default.
     """
     contexts = before or (0,) * len(prompts)
     pieces = [
@@ -86,10 +92,12 @@ def prefill_bytes(
 def _gathered(
     sizes: Sizes, kind: str, pieces: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """Yield the number of prompts gathered at once and the KV rows of each, in scheduling order.
+    """Yield (prompts, rows) for each group of prompts that a layer gathers at once, in their order.
 
-    pieces: tokens of each prompt in this step, and before it. A layer gathers the window and all
-    compressed rows.
+    rows: KV rows reserved for each prompt of the group: the most of any in the window, plus the
+    most compressed ones. A group ends if one more prompt exceeds the room for `_CHUNK` longest
+    prompts.
+    pieces: tokens of each prompt in this step, and before it. kind: of the layer.
     """
     ratio = _RATIOS[kind]
     compresses = ratio > 1
@@ -111,7 +119,10 @@ def _gathered(
 def _requested_bytes(
     shapes: Shapes, sizes: Sizes, kind: str, count: int, rows: int, tokens: int
 ) -> int:
-    """Return the workspace bytes that a layer requests for `count` prompts of `rows` KV rows."""
+    """Return the workspace bytes that a layer requests for `count` prompts of `rows` KV rows each.
+
+    tokens: new tokens of all prompts of the step.
+    """
     chosen = {
         "sliding": 0,
         "sparse": _TOP_K,
@@ -155,8 +166,12 @@ def lone_bytes(shapes: Shapes, sizes: Sizes, prompt: int) -> int:
 
 
 def _sparse_prefill_outgrown(facts: TriggerFacts) -> TriggerResult:
-    """Return whether a prefill needed more workspace than is locked, with evidence."""
-    if (reported := crash_message(facts)) is not None:
+    """Return whether a prefill needed more workspace than the indexer locks, with evidence.
+
+    The bytes needed are from the crash message, else from the lab's log, else computed with the
+    shapes of the reported branch.
+    """
+    if (reported := result_from_message(facts)) is not None:
         return replace(reported, evidence=reported.evidence + _seen_and_computed(facts))
     sizes = _sizes(facts)
     if isinstance(sizes, str):
@@ -207,7 +222,10 @@ def _sizes(facts: TriggerFacts) -> Sizes | str:
 
 
 def _steps(facts: TriggerFacts) -> list[tuple[Continuation, ...]]:
-    """Return the steps to compute: each chunk of each prompt alone, and the step that crashed."""
+    """Return the steps to compute: the one that crashed, then each chunk of each prompt alone.
+
+    Empty if no request reached the engine.
+    """
     step = tuple(
         Continuation(part.computed or 0, part.scheduled)
         for part in facts.dump
@@ -227,7 +245,11 @@ def _step_bytes(shapes: Shapes, sizes: Sizes, step: Sequence[Continuation]) -> i
 
 
 def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
-    """Return evidence on the largest request that the lab logged; empty outside the lab."""
+    """Return one sentence on the largest workspace request that the lab logged.
+
+    If it can be computed, add whether the flags give the same size. Empty outside the lab, or if
+    sizes are unknown.
+    """
     seen = max(
         (event.values for event in facts.observed if event.kind == "prefill"),
         key=lambda values: values["bytes"],
@@ -263,7 +285,7 @@ def _seen_and_computed(facts: TriggerFacts) -> tuple[str, ...]:
 
 
 def _computed_evidence(sizes: Sizes, step: tuple[Continuation, ...]) -> tuple[str, ...]:
-    """Return a sentence on the bytes that a step needs and on the longest fitting prompt."""
+    """Return one sentence on the bytes that a step needs and on the longest fitting prompt."""
     needed, fits = _step_bytes(Shapes.BRANCH, sizes, step), longest_that_fits(Shapes.BRANCH, sizes)
     text = (
         f"a prefill of {_tokens(tuple(part.tokens for part in step))} needs {megabytes(needed)} MB"
@@ -282,6 +304,6 @@ def _tokens(prompts: tuple[int, ...]) -> str:
 def sparse_prefill_outgrown() -> Condition:
     """Require a prefill of DeepSeek-V4 that needs more workspace than the sparse indexer locks.
 
-    Evidence: requests that the lab logged, or a computation.
+    Evidence: the crash message, workspace requests that the lab logged, or a computation.
     """
     return Condition("sparse_prefill_outgrown()", _sparse_prefill_outgrown)

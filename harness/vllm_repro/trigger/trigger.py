@@ -37,17 +37,18 @@ class SentRequest:
     cached_tokens: int | None = None
     # Leading tokens that an earlier, answered request also began with.
     repeats: int = 0
-    # `vllm:iteration_tokens_total` while it was the only request, largest first; see `metrics`.
+    # Steps by their tokens while it was the only request, from `vllm:iteration_tokens_total`,
+    # largest first, as text.
     steps: tuple[str, ...] = ()
     # Body fields that the scenario states.
     fields: Mapping[str, Any] = field(default_factory=dict)
     # Fields that its endpoint reads; None if the server does not report them.
     known: frozenset[str] | None = None
-    # Text of an error response.
+    # Text of an error response; empty without one.
     refusal: str = ""
     # HTTP status; None without a response.
     status: int | None = 200
-    # Statuses that are no failure.
+    # HTTP statuses that the scenario declares to be no failure.
     may_fail: tuple[int, ...] = ()
     # The engine crashed while it was in flight.
     died: bool = False
@@ -55,7 +56,7 @@ class SentRequest:
     hung: bool = False
     # From the usage, else `max_tokens`; None if unknown.
     answer_tokens: int | None = None
-    # The client closed the connection.
+    # The client closed the connection before the answer ended, as the workload declares.
     left: bool = False
     # Requests that the server counted as waiting when the client left; None if unknown.
     waiting: int | None = None
@@ -71,7 +72,10 @@ class SentRequest:
 
     @property
     def accepted(self) -> bool:
-        """True if it reached the engine: answered 200, or the engine crashed meanwhile."""
+        """True if it reached the engine: answered 200, or the engine crashed meanwhile.
+
+        A request that hung without a status does not count.
+        """
         return self.died or self.status == 200
 
 
@@ -84,9 +88,9 @@ class AttentionShape:
     head_dim: int
     # Tokens of a KV-cache block if no flag sets it.
     block_size: int = 16
-    # Attention of each layer, if known.
+    # Kinds of attention of the layers; empty if unknown.
     kinds: tuple[Kind, ...] = ()
-    # Tokens, of sliding layers.
+    # Window of the sliding layers in tokens; None without one.
     window: int | None = None
     # (block size, window) in tokens of each group of sliding layers, if there are several.
     window_groups: tuple[tuple[int, int], ...] = ()
@@ -96,10 +100,11 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class Continuation:
-    """Chunk of a prompt with tokens before it, from earlier chunks or the prefix cache."""
+    """Chunk of a prompt in one step, and the tokens before it."""
 
-    # Tokens before it, from earlier chunks or the prefix cache.
+    # Tokens before it, from earlier chunks or the prefix cache; 0 for a first chunk.
     context: int
+    # Tokens of the chunk.
     tokens: int
 
 
@@ -114,12 +119,13 @@ class TriggerFacts:
     chunked: bool | None = None
     # Attention backend in the boot line.
     backend: str | None = None
-    # The step in which the engine crashed.
+    # Chunks of the step in which the engine crashed; empty if the log has no dump.
     dump: tuple[ScheduledChunk, ...] = ()
     # Command of the server; None for an attached server.
     command: ServeCommand | None = None
     # Arguments of the server, from its own log line.
     args: Mapping[str, object] = field(default_factory=dict)
+    # None also if another model than the scenario's is served.
     shape: AttentionShape | None = None
     # Bytes of locked workspace in the log.
     locked: int | None = None
@@ -127,11 +133,11 @@ class TriggerFacts:
     reserved: bool = False
     # Events that the lab's plugin logged.
     observed: tuple[Observation, ...] = ()
-    # Count of the server's metrics.
+    # Number of preemptions by the server's metrics.
     preemptions: int | None = None
     # Steps with several prompts; None if the log has no steps.
     steps: tuple[SharedStep, ...] | None = None
-    # Values at the placeholders of the crash signature.
+    # Values at the placeholders of the crash signature, by name.
     captured: Mapping[str, str] = field(default_factory=dict)
     boot: BootFacts = field(default_factory=BootFacts)
 
@@ -155,8 +161,8 @@ class TriggerFacts:
     def suspects(self) -> list[SentRequest]:
         """The requests, those most likely to have caused a death or hang first.
 
-        First those in flight when the engine died or hung, then those answered, then those refused.
-        Within each group long prompts come first.
+        First those in flight when the engine died or hung, then those answered 200, then the
+        others. Within each group long prompts come first.
         """
 
         def rank(request: SentRequest) -> tuple[bool, bool, int]:
@@ -166,7 +172,7 @@ class TriggerFacts:
 
     @property
     def block_size(self) -> int:
-        """Tokens of a KV-cache block."""
+        """Tokens of a KV-cache block: by flag, else by the model's shape, else 16."""
         return self.number("--block-size") or (self.shape.block_size if self.shape else 16)
 
     def cached(self, request: SentRequest) -> int:
@@ -180,7 +186,10 @@ class TriggerFacts:
         return self._repeated_blocks(request) if request.died else 0
 
     def _repeated_blocks(self, request: SentRequest) -> int:
-        """Return the prompt tokens in blocks that an earlier request filled with the same head."""
+        """Return the prompt tokens in blocks that an earlier request filled with the same head.
+
+        The last token never counts. 0 if prefix caching is off or the length is unknown.
+        """
         off = self.boot.prefix_caching is False or (
             self.command is not None and self.command.enabled("--enable-prefix-caching") is False
         )
@@ -201,7 +210,8 @@ class TriggerFacts:
     def pieces(self, request: SentRequest) -> Iterator[Continuation]:
         """Yield the chunks in which the engine computed a prompt.
 
-        One chunk if the batch is unknown; nothing if the length is unknown.
+        One chunk if the batch is unknown or chunked prefill is off. Nothing if the length is
+        unknown or the request was not accepted.
         """
         uncached, context = self.uncached(request), self.cached(request)
         if uncached is not None and request.accepted:
@@ -217,7 +227,7 @@ class Amounts:
     """Named amounts in one unit, to compare: what was needed, and what was available."""
 
     unit: str
-    # (name, amount): first the amount needed, then the amount available.
+    # (name, amount): first the amount needed, then the amounts available.
     bars: tuple[tuple[str, float], ...]
 
 
@@ -236,7 +246,7 @@ class TriggerResult:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Body fields that a request must carry."""
+    """Body fields that some request of the workload must carry; without fields, its name alone."""
 
     # Value of each field. None is any value, also 0 or [].
     fields: Mapping[str, Any]
@@ -244,7 +254,10 @@ class Wanted:
     name: str = ""
 
     def carried_by(self, name: str, fields: Mapping[str, Any]) -> bool:
-        """Return True if a request of this name carries these fields in its body."""
+        """Return True if a request of this name and with these body fields carries all of them.
+
+        A field that is null is not carried.
+        """
         return self.name in ("", name) and all(
             fields.get(key) is not None
             and (value is None or json.dumps(fields[key]) == json.dumps(value))
@@ -256,14 +269,14 @@ class Wanted:
 class Condition:
     """Condition on what happened inside the engine, which a trial must meet to count.
 
-    Combine conditions with `&` and `|`.
+    Combine conditions with `&` (both) and `|` (at least one).
     """
 
-    # Its declaration.
+    # Its declaration, as a scenario file has it. Two conditions with equal words are equal.
     words: str
     # Function that checks it.
     find: Callable[[TriggerFacts], TriggerResult] = field(compare=False)
-    # Fields that the workload must send.
+    # Fields that the workload must send; `check` reports those that it does not.
     wanted: tuple[Wanted, ...] = field(default=(), compare=False)
 
     def __and__(self, other: Condition) -> Condition:
@@ -286,7 +299,7 @@ class Condition:
 
 
 def _joined(first: TriggerResult, second: TriggerResult) -> TriggerResult:
-    """Return the result of two conditions that must both be met, with all evidence."""
+    """Return both results as one, with all evidence: crossed if both are."""
     brief = ", ".join(filter(None, (first.brief, second.brief)))
     crossed, evidence = first.crossed and second.crossed, first.evidence + second.evidence
     return TriggerResult(crossed, evidence, brief, first.amounts + second.amounts)
@@ -295,7 +308,8 @@ def _joined(first: TriggerResult, second: TriggerResult) -> TriggerResult:
 def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ...]:
     """Return the chunk sizes in which a lone prompt of `tokens` uncached tokens is computed.
 
-    Full chunks of `batch` come first, then the remainder.
+    Full chunks of `batch` come first, then the remainder. One chunk if chunked prefill is off; none
+    for no tokens.
     """
     if not chunked or tokens <= batch:
         return (tokens,) if tokens > 0 else ()
@@ -306,7 +320,7 @@ def chunks_of(tokens: int, batch: int, *, chunked: bool = True) -> tuple[int, ..
 def continuations(facts: TriggerFacts) -> tuple[Continuation, ...]:
     """Return all chunks with tokens before them: of the step that crashed, then of each prompt.
 
-    Prompts are in the order of `suspects`.
+    Prompts are in the order of `suspects`; they are left out if the batch is unknown.
     """
     dumped = [
         Continuation(chunk.computed, chunk.scheduled) for chunk in facts.dump if chunk.computed

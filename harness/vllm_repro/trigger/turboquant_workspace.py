@@ -25,6 +25,7 @@ DECODE_THRESHOLD = 128
 """Longest continuation that is decoded token by token, without the two buffers."""
 
 _SPLITS = 32
+"""Parts of the KV cache whose outputs decoding computes apart."""
 
 
 def aligned(count: int, to: int = 256) -> int:
@@ -33,7 +34,10 @@ def aligned(count: int, to: int = 256) -> int:
 
 
 def decode_bytes(shape: AttentionShape, batch: int) -> int:
-    """Return the workspace bytes of a decode batch: outputs of 32 splits, outputs, log-sum-exps."""
+    """Return the workspace bytes of a decode batch: outputs of 32 splits, outputs, log-sum-exps.
+
+    batch: number of sequences.
+    """
     partial = batch * shape.heads * _SPLITS * (shape.head_dim + 1) * 4
     return (
         aligned(partial)
@@ -45,15 +49,16 @@ def decode_bytes(shape: AttentionShape, batch: int) -> int:
 def continuation_bytes(shape: AttentionShape, context: int, block_size: int) -> int:
     """Return the workspace bytes that a continued prefill needs for its cached tokens.
 
-    They hold K and V of `context` cached tokens in half precision, in whole blocks.
+    They hold K and V of `context` cached tokens in half precision, in whole blocks of `block_size`
+    tokens.
     """
     return 2 * aligned(shape.kv_heads * aligned(context, block_size) * shape.head_dim * 2)
 
 
 def capture_batch(max_num_seqs: int) -> int:
-    """Return the largest decode batch with a captured graph by default.
+    """Return the largest decode batch with a captured graph by default, in sequences.
 
-    Captured sizes are 1, 2, 4, then steps of 8 and of 16.
+    Captured sizes are 1, 2, 4, then steps of 8 to 256 and of 16 to 512.
     """
     if max_num_seqs < 8:
         return max(size for size in (1, 2, 4) if size <= max_num_seqs)
@@ -62,8 +67,11 @@ def capture_batch(max_num_seqs: int) -> int:
 
 
 def _workspace_outgrown(facts: TriggerFacts) -> TriggerResult:
-    """Return whether a continued prefill needed more workspace than is locked."""
-    if (reported := crash_message(facts)) is not None:
+    """Return whether a continued prefill needed more workspace than is locked, with evidence.
+
+    The bytes needed are from the crash message, else computed. Not crossed if they are unknown.
+    """
+    if (reported := result_from_message(facts)) is not None:
         return reported
     long = [part for part in continuations(facts) if part.tokens > DECODE_THRESHOLD]
     if not long:
@@ -87,7 +95,11 @@ def _workspace_outgrown(facts: TriggerFacts) -> TriggerResult:
 def _compare_with_lock(
     facts: TriggerFacts, shape: AttentionShape, part: Continuation, needed: int
 ) -> TriggerResult:
-    """Return whether a continuation outgrew the lock. needed: bytes that decoding locks."""
+    """Return whether the continuation `part` outgrew the lock, with evidence.
+
+    needed: bytes that decoding locks by the formula; the lock in the log replaces them, unless
+    room is reserved.
+    """
     size = continuation_bytes(shape, part.context, facts.block_size)
     # Without a reservation, the lock in the log takes precedence over the formula.
     fits = needed if facts.reserved or not facts.locked else facts.locked
@@ -129,8 +141,8 @@ def _compare_with_lock(
     )
 
 
-def crash_message(facts: TriggerFacts) -> TriggerResult | None:
-    """Return the trigger's result by the sizes in the crash message; None if it names none."""
+def result_from_message(facts: TriggerFacts) -> TriggerResult | None:
+    """Return a crossed result with the sizes in the crash message; None if it names none."""
     needed, locked = facts.captured.get("asked"), facts.captured.get("locked")
     if needed is None or locked is None:
         return None
@@ -140,9 +152,9 @@ def crash_message(facts: TriggerFacts) -> TriggerResult | None:
 
 
 def crash_amounts(captured: Mapping[str, str]) -> tuple[Amounts, ...]:
-    """Return the needed and locked MB that a crash message names; empty if it names none.
+    """Return the needed and locked MB that a crash message names, as one `Amounts`.
 
-    captured: see `TriggerFacts`.
+    Empty if it names none. captured: see `TriggerFacts`.
     """
     try:
         bars = ("needed", float(captured["asked"])), ("locked", float(captured["locked"]))
@@ -152,7 +164,7 @@ def crash_amounts(captured: Mapping[str, str]) -> tuple[Amounts, ...]:
 
 
 def in_megabytes(*bars: tuple[str, int]) -> Amounts:
-    """Return named numbers of bytes as amounts in MB."""
+    """Return named numbers of bytes as amounts in MB of 1024 x 1024 bytes."""
     return Amounts("MB", tuple((name, round(count / 1024 / 1024, 2)) for name, count in bars))
 
 
@@ -164,6 +176,6 @@ def megabytes(count: int) -> str:
 def workspace_outgrown() -> Condition:
     """Require a continued prefill that needs more TurboQuant workspace than decoding locks.
 
-    The sizes follow from flags, model and prompt.
+    Evidence: the crash message, or sizes by flags, model, prompt and the lock in the log.
     """
     return Condition("workspace_outgrown()", _workspace_outgrown)

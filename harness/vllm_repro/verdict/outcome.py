@@ -29,9 +29,9 @@ class Outcome(StrEnum):
     WRONG_OUTPUT = "wrong-output"
     CLEAN = "clean"  # trigger crossed, engine alive at the end
     UNTRIGGERED = "untriggered"  # alive, trigger not crossed
-    BOOT_FAILED = "boot-failed"
-    UNSUPPORTED = "unsupported"
-    INFRA = "infra"
+    BOOT_FAILED = "boot-failed"  # never ready, and not by this bug
+    UNSUPPORTED = "unsupported"  # cannot run with this release or on this host
+    INFRA = "infra"  # trouble of the host, which says nothing about the engine
     CANCELLED = "cancelled"
 
     @property
@@ -44,7 +44,7 @@ class Outcome(StrEnum):
 class OutcomeFacts:
     """Properties of an outcome that the verdict, reports and JUnit use."""
 
-    # State of an engine that did not die, in one or two words.
+    # State of the engine in one or two words; "-" if it died or was not tested.
     engine: str
     # Colour on the page.
     tone: Tone
@@ -102,9 +102,9 @@ class Death:
 
 
 def is_unexplained(outcome: Outcome, death: Death | None) -> bool:
-    """Return True if the trial's death may be this bug: cause unknown, or near the signature.
+    """Return True for another crash that may be this bug: cause unknown, or near the signature.
 
-    An interrupted trial, or one that never became ready, is no evidence about the bug.
+    False for every outcome but `other-crash`: a server that was never ready is no evidence.
     """
     return outcome is Outcome.OTHER_CRASH and death is not None and death.signature is not How.OTHER
 
@@ -118,7 +118,7 @@ class Outlasted:
     watched_s: float
     # Its log had no new line in that time.
     silent: bool
-    # Seconds until it was stopped.
+    # Seconds that stopping the servers took after that.
     ended_s: float = 0.0
 
 
@@ -145,7 +145,7 @@ def classify(facts: TrialFacts) -> Outcome:
     In this order: cancelled, trouble of the host, unsupported, a crash that matches the signature,
     a server that was never ready, another crash, a hang, a wrong answer: a dead or hanging engine
     may also give wrong answers, so the cause comes first. A trial without any of these is clean if
-    the boundary was crossed.
+    the boundary was crossed, else untriggered.
     """
     if facts.cancelled is not None:
         return Outcome.CANCELLED

@@ -51,7 +51,7 @@ Another order of sums in bfloat16 changes about a tenth of that.
 """
 
 KEPT = 64
-"""Tokens of an answer kept in the journal."""
+"""Most leading tokens of an answer that the journal keeps."""
 
 
 class Probe(StrEnum):
@@ -60,11 +60,12 @@ class Probe(StrEnum):
     GREEDY = "greedy"  # continue `QUESTION`
     BEGINNING = "beginning"  # continue `BEGINNING`
     NEEDLE = "needle"  # find a number in the middle of a long prompt
-    WORKLOAD = "workload"  # none: a request of the workload
-    ALONE = "alone"  # none: its prompt, with no other request and nothing of it in the prefix cache
-    CACHED = "alone, cached"  # none: the same, with its blocks in the prefix cache
-    BURST = "burst"  # none: its prompt, with others at once
-    BURST_CACHED = "burst, cached"  # none: the same, with its blocks in the prefix cache
+    WORKLOAD = "workload"  # a request of the workload itself
+    # the prompt of such a request, with no other request and nothing of it in the prefix cache
+    ALONE = "alone"
+    CACHED = "alone, cached"  # the same, with its blocks in the prefix cache
+    BURST = "burst"  # the prompt of such a request, sent at once with the others
+    BURST_CACHED = "burst, cached"  # the same, with its blocks in the prefix cache
 
 
 class ServedWeights(StrEnum):
@@ -81,17 +82,18 @@ class ServedWeights(StrEnum):
 class Checks:
     """Output checks of a scenario, in each arm whose engine lives.
 
-    None: not checked. Raises `ValueError` for checks that always or never fail.
+    None: not checked. Raises `ValueError` if nothing is checked, or if a value is out of range.
     """
 
-    # Most times that one token may follow itself.
+    # Longest run of one token that is allowed.
     longest_run: int | None = None
-    # Least share of different tokens.
+    # Least share of different tokens, above 0 to 1.
     distinct: float | None = None
     # Number of first tokens that must equal those of the arm `baseline`.
     same: int | None = None
     # Length in tokens of the prompt with a number to find.
     needle: int | None = None
+    # Name of the arm that answers rightly; needs `same`.
     baseline: str = ""
     # Length in tokens of the answer to a question.
     tokens: int = KEPT
@@ -144,12 +146,15 @@ class OutputSample:
     """Sample of one answer for the output check: first tokens, hash, repetition, margins."""
 
     probe: Probe
+    # Tokens of the whole answer.
     length: int
     # Of the text.
     sha256: str
     # First tokens: ids, or pieces of text if the server returns no ids.
     first: tuple[int | str, ...]
+    # Of the whole answer: tokens of the longest run of one token.
     longest_run: int
+    # Share of different tokens in the whole answer; 0 without tokens.
     distinct: float
     # The needle is in the answer; None without a needle.
     found: bool | None = None
@@ -165,8 +170,9 @@ class OutputSample:
 def probes(checks: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
     """Return the questions to ask a model with these weights, in order.
 
-    weights: None if only the log names them. Another beginning is only for made weights. Random
-    weights cannot find a needle.
+    `GREEDY` is always asked, `BEGINNING` only of made weights. `NEEDLE` is asked if it is declared,
+    but not of dummy or made weights, which cannot find a needle. weights: None if only the log
+    names them.
     """
     due = [Probe.GREEDY]
     if weights is ServedWeights.MADE:
@@ -177,13 +183,13 @@ def probes(checks: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
 
 
 def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
-    """Return how many leading tokens are the same in both texts."""
+    """Return how many leading tokens are the same in both sequences."""
     pairs = zip(left, right, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def longest_run(tokens: Sequence[int | str]) -> int:
-    """Return the length of the longest run of the same token."""
+    """Return the length of the longest run of the same token; 0 without tokens."""
     return max((sum(1 for _ in run) for _, run in groupby(tokens)), default=0)
 
 
@@ -218,9 +224,11 @@ def sample_output(
 def check_output(
     checks: Checks | None, answers: Sequence[OutputSample], weights: ServedWeights | None
 ) -> str | None:
-    """Return a sentence about a wrong answer of one trial, without comparing arms.
+    """Return a sentence about the first wrong answer of one trial, without comparing arms.
 
-    None if no answer is wrong, or if these weights do not allow the check.
+    None if no answer is wrong, or if these weights do not allow the check. Answers to prompts sent
+    alone and to `alike` requests are compared with any known weights. checks: None if the scenario
+    declares none.
     """
     if differ := compare_alone(answers, weights).wrong:
         return differ
@@ -250,7 +258,10 @@ def check_output(
 
 @dataclass(frozen=True, kw_only=True)
 class OutputComparison:
-    """Result of comparing answers: what is wrong, or why they prove nothing."""
+    """Result of comparing answers: what is wrong, or why they prove nothing.
+
+    Both are empty if nothing differs.
+    """
 
     # Sentence about the difference; empty without one.
     wrong: str = ""
@@ -264,10 +275,11 @@ def compare_output(
     baseline: Sequence[Sequence[OutputSample]],
     weights: ServedWeights | None,
 ) -> OutputComparison:
-    """Compare the greedy answer of one trial with the baseline arm's.
+    """Compare the `alike` answers of one trial, then its greedy answer with the baseline arm's.
 
     baseline: the answers of each of its trials. If these differ, the model is not deterministic and
-    the comparison proves nothing.
+    the comparison proves nothing. With made weights it also proves nothing if the baseline ignores
+    the beginning of the question, or had no clear best token at the first difference.
     """
     alike = _compare_alike(checks, answers)
     if alike.wrong or (checks.alike and checks.same is None):
@@ -313,7 +325,9 @@ def compare_output(
 def _compare_alike(checks: Checks, answers: Sequence[OutputSample]) -> OutputComparison:
     """Compare the answers to requests of one workload that the scenario declares equal.
 
-    Their texts must be equal; streams cut them at different places.
+    Their whole texts must be equal: each stream cuts pieces at other places. With log probabilities
+    a difference is unknown if the margins there add up to less than `CLEAR`, or were not kept. A
+    missing answer is unknown, too. Return the first wrong pair.
     """
     by_name = {answer.name: answer for answer in answers if answer.probe is Probe.WORKLOAD}
     unknown = ""
@@ -349,10 +363,14 @@ def compare_alone(
 ) -> OutputComparison:
     """Compare answers from the workload and the burst with those to the same prompts sent alone.
 
-    An answer is wrong if it differs from all of these, they agree up to that token, and rounding
-    cannot explain it: the margins of the two tokens add up to `CLEAR` or more. Unless both answers
-    used the prefix cache, they also add up to twice the effect of the cache, because a quantized
-    cache rounds.
+    An answer is wrong if it differs from all of these, they agree with each other up to and at that
+    token, and rounding cannot explain it: the margins of the two tokens add up to `CLEAR` or more.
+    Unless both answers used the prefix cache, they also add up to twice the effect of the cache,
+    because a quantized cache rounds.
+
+    Return the first wrong answer, else the first that decides nothing. Skip an answer whose prompt
+    was not sent alone both with and without the cache. Dummy, imitated and unknown weights decide
+    nothing.
     """
     alone: dict[str, list[OutputSample]] = {}
     for answer in answers:
@@ -419,7 +437,10 @@ def _margin(answer: OutputSample, at: int) -> float:
 
 
 def _rounding(alone: Sequence[OutputSample]) -> float:
-    """Return the largest change of a token's margin that the prefix cache caused, in nats."""
+    """Return the largest change of a token's margin that the prefix cache caused, in nats.
+
+    alone: answers to one prompt. 0 if one with or without the cache is missing.
+    """
     first, cached = _answer_to(Probe.ALONE, alone), _answer_to(Probe.CACHED, alone)
     if first is None or cached is None:
         return 0.0
@@ -430,7 +451,10 @@ def _rounding(alone: Sequence[OutputSample]) -> float:
 
 
 def _first_difference(left: OutputSample, right: OutputSample) -> int | None:
-    """Return the place of the first different kept token; None if all are equal."""
+    """Return the index of the first different kept token; None if all are equal.
+
+    If one answer ends there, the index is that end.
+    """
     equal = common_prefix(left.first, right.first)
     return equal if equal < max(len(left.first), len(right.first)) else None
 
@@ -450,7 +474,7 @@ def _after(equal: int) -> str:
 
 
 def _token(answer: OutputSample, at: int) -> str:
-    """Return the token at a place of an answer as text, or `the end` after its last."""
+    """Return the kept token at an index of an answer as text, or `the end` after its last."""
     return f"token {answer.first[at]}" if at < len(answer.first) else "the end"
 
 
@@ -460,6 +484,9 @@ def _answer_to(probe: Probe, answers: Sequence[OutputSample]) -> OutputSample | 
 
 
 def _attends_back(answers: Sequence[OutputSample], same: int) -> bool:
-    """Return True if the answer changed when the question had another beginning."""
+    """Return True if the answer changed when the question had another beginning.
+
+    False if one of the two questions was not asked. same: number of first tokens to compare.
+    """
     ours, moved = _answer_to(Probe.GREEDY, answers), _answer_to(Probe.BEGINNING, answers)
     return ours is not None and moved is not None and ours.first[:same] != moved.first[:same]

@@ -12,6 +12,7 @@ from functools import lru_cache
 from math import ceil, comb, exp, fsum, lgamma, log, log1p
 
 ALPHA = 0.05
+"""Chance that a bound is wrong."""
 
 
 def _at_least(k: int, n: int, p: float) -> float:
@@ -28,7 +29,8 @@ def _at_least(k: int, n: int, p: float) -> float:
 def lower_bound(crashed: int, trials: int, alpha: float = ALPHA) -> float:
     """Return the least crash rate that `crashed` of `trials` supports.
 
-    5 of 5 supports 0.55; 1 of 1 only 0.05.
+    5 of 5 supports 0.55; 1 of 1 only 0.05; no crash 0. alpha: chance that the true rate is lower.
+    Raises `ValueError` for more crashes than trials.
     """
     if not 0 <= crashed <= trials:
         raise ValueError(f"{crashed} crashes of {trials} trials")
@@ -45,7 +47,7 @@ def lower_bound(crashed: int, trials: int, alpha: float = ALPHA) -> float:
 
 
 def excluded_rate(clean: int, alpha: float = ALPHA) -> float:
-    """Return the crash rate that `clean` quiet trials exclude: 3 exclude rates above 0.63."""
+    """Return the crash rate above which `clean` quiet trials exclude it: 0.63 for 3, 1 for 0."""
     return 1.0 if clean <= 0 else 1.0 - alpha ** (1.0 / clean)
 
 
@@ -53,7 +55,8 @@ def fisher(crashed: int, trials: int, other_crashed: int, other_trials: int) -> 
     """Return the one-sided p of Fisher's exact test.
 
     It is the chance of at most `other_crashed` crashes if both sides have the same crash rate.
-    5 of 5 against 0 of 4 gives 0.008; 3 of 3 against 0 of 3 only 0.05.
+    5 of 5 against 0 of 4 gives 0.008; 3 of 3 against 0 of 3 only 0.05. Raises `ValueError` for more
+    crashes than trials.
     """
     total, crashes = trials + other_trials, crashed + other_crashed
     if not (0 <= crashed <= trials and 0 <= other_crashed <= other_trials):

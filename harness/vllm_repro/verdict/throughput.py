@@ -33,6 +33,7 @@ from vllm_repro_diagnosis.evidence import facts_of
 ROUNDS, LEAST_ROUNDS = 5, 3
 """Rounds of a load if it names no number, and the fewest that give a figure."""
 MOST_STREAMS = 16
+"""Most requests at once."""
 MOST_CPU = 0.9
 """Share of a core above which the client, not the server, may limit the rate."""
 MOST_LATE, MOST_LATE_P99 = 0.1, 0.005
@@ -64,14 +65,17 @@ class Point:
 class Load:
     """A load to measure in each arm whose engine lives: points that differ in concurrency.
 
-    Raises `ValueError` for a load that gives no figures.
+    Raises `ValueError` for a load that gives no figures, or for more than `MOST_STREAMS` at once.
     """
 
+    # tokens of each prompt and of each answer
     prompt: int
     output: int
     # the arm to compare the others with; empty for the first one that lives
     baseline: str
+    # requests of a round, for each point
     concurrency: Sequence[int] = (1,)
+    # rounds that count, after those to warm up
     rounds: int = ROUNDS
 
     def __post_init__(self) -> None:
@@ -101,8 +105,9 @@ class Load:
 def usual_load(arms: Collection[str], longest: int | None) -> Load:
     """Return the load of a scenario that declares none, with `eager` as the baseline.
 
-    Without an arm of that name the baseline is the first arm that lives. longest: tokens of prompt
-    and answer that the server accepts, None if no flag limits them.
+    Prompt and answer have 128 tokens each, or half of `longest` if that is less; 1 and 4 requests
+    are sent at once. Without an arm `eager` the baseline is the first arm that lives. longest:
+    tokens of prompt and answer together that the server accepts, None if no flag limits them.
     """
     # -1 lets vLLM choose
     length = max(2, min(128, longest // 2)) if longest and longest > 0 else 128
@@ -114,7 +119,7 @@ def usual_load(arms: Collection[str], longest: int | None) -> Load:
 class Timing:
     """Times and token counts of one answered request, in seconds on one clock."""
 
-    # when its bytes were written
+    # before its bytes were written
     sent: float
     ended: float
     # arrival of each piece of the answer
@@ -122,7 +127,7 @@ class Timing:
     # from the server's usage
     prompt_tokens: int
     output_tokens: int
-    # by when its bytes were written, if the kernel stamped the arrivals; else None
+    # after its bytes were written, if the kernel stamped the arrivals; else None
     written: float | None = None
 
 
@@ -133,10 +138,11 @@ class ClientCost:
     The times of answers are not used.
     """
 
-    # share of a core
+    # CPU time of the client, as a share of a core
     cpu: float = 0.0
-    # the most by which its event loop was late, and the sum of it
+    # longest delay of its event loop
     late_s: float = 0.0
+    # sum of the delays longer than `TICK`
     slept_s: float = 0.0
     # time in which it was ready to run and the kernel ran others
     queued_s: float = 0.0
@@ -196,7 +202,10 @@ class Round(ClientCost):
 
 
 def round_of(timings: Sequence[Timing], client: ClientCost = ClientCost()) -> Round:
-    """Return the figures of one round. Raises ValueError if an answer has fewer than two tokens."""
+    """Return the figures of one round.
+
+    Raises `ValueError` for no answers, an answer of fewer than two tokens, or one without pieces.
+    """
     if not timings or any(not timing.chunks or timing.output_tokens < 2 for timing in timings):
         raise ValueError("a round is made of answered requests with two tokens or more")
     began, ended = min(timing.sent for timing in timings), max(timing.ended for timing in timings)
@@ -236,7 +245,7 @@ def _edge_s(timings: Sequence[Timing], client: ClientCost, began: float) -> floa
 
 
 def unsteady(warm_ups: Sequence[float]) -> float:
-    """Return the relative difference of the last two warm-up speeds; 1 for fewer than two."""
+    """Return by what share the last two warm-up speeds differ: 0 if equal, 1 for fewer than two."""
     return 1 - min(warm_ups[-2:]) / max(warm_ups[-2:]) if len(warm_ups) > 1 else 1.0
 
 
@@ -245,14 +254,16 @@ class Spread:
     """Median, quartiles and coefficient of variation of n rounds."""
 
     median: float
+    # quartiles
     low: float
     high: float
+    # standard deviation divided by the mean
     cv: float
     n: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of one or more values."""
+        """Return the spread of one or more values; a single value has no width."""
         middle, mean = median(values), fmean(values)
         if len(values) < 2:
             return cls(median=middle, low=middle, high=middle, cv=0.0, n=1)
@@ -290,7 +301,11 @@ class Figures:
 
 
 def figures(point: Point, trials: Sequence[Sequence[Round]]) -> Figures:
-    """Return an arm's throughput and latency. trials: the rounds of each trial, at least one."""
+    """Return an arm's throughput and latency at one point.
+
+    trials: the rounds of each trial, at least one. Latencies leave out rounds in which the client
+    was late; see `Figures`.
+    """
     rounds = list(chain.from_iterable(trials))
 
     def timely(
@@ -325,8 +340,8 @@ class ThroughputChange(StrEnum):
 
     FASTER = "faster"
     SLOWER = "slower"
-    NONE = "no change shown"
-    UNJUDGED = "one boot"
+    NONE = "no change shown"  # the difference may be noise
+    UNJUDGED = "one boot"  # an arm has fewer than two trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,9 +365,9 @@ def interval(
     *,
     resamples: int = _RESAMPLES,
 ) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the ratio of medians, arm over baseline.
+    """Return the 95 % bootstrap interval (low, high) of the ratio of medians, arm over baseline.
 
-    Values: above 0, by trial.
+    arm, baseline: the values of each trial, all above 0. seed: the same one gives the same result.
     """
     draw = random.Random(seed)
 
@@ -365,7 +380,10 @@ def interval(
 
 
 def ratio(arm: Sequence[Sequence[Round]], baseline: Sequence[Sequence[Round]], seed: int) -> Ratio:
-    """Compare the speed of an arm with the baseline's. Both: the rounds of each trial."""
+    """Return an arm's output tokens per second over the baseline's, and whether that is a change.
+
+    arm, baseline: the rounds of each trial. seed: of the bootstrap; see `interval`.
+    """
     ours, theirs = _speed(arm), _speed(baseline)
     low, high = interval(
         [[measured.output_tok_s for measured in trial] for trial in arm],
@@ -388,8 +406,8 @@ def ratio(arm: Sequence[Sequence[Round]], baseline: Sequence[Sequence[Round]], s
 def withheld(evidence: str) -> str:
     """Return why runs of this kind of evidence show no throughput; empty if they do.
 
-    Figures of random weights count, because the speed of an engine depends on shapes, flags and
-    kernels; `label_of` names the weights.
+    evidence: a value of `Evidence`, as the journal has it. Figures of random weights count, because
+    the speed of an engine depends on shapes, flags and kernels; `label_of` names the weights.
     """
     return facts_of(evidence).no_throughput
 
@@ -397,8 +415,9 @@ def withheld(evidence: str) -> str:
 def label_of(weights: str | None, depth: tuple[int, int] | None, device: str) -> str:
     """Return the label of a measurement: `random weights, 1 of 32 layers; 1 x NVIDIA H200`.
 
-    weights: "real", or the name of a kind of random ones; None if unknown. depth: layers served,
-    layers of the reported model (0: unknown). None for another model.
+    weights: "real", or the name of a kind of random ones; None if unknown. depth: (layers served,
+    layers of the reported model or 0 if unknown), or None if another model is served. The label
+    names layers for random weights only.
     """
     kind = "unknown" if weights is None else "real" if weights == "real" else "random"
     layers = ""
@@ -412,8 +431,9 @@ def label_of(weights: str | None, depth: tuple[int, int] | None, device: str) ->
 def drifted(warm_ups: float, speeds: Sequence[float]) -> bool:
     """Return True if a load never became steady, so that its figures depend on when it ended.
 
-    warm_ups: `unsteady` of the warm-up rounds. speeds: of the rounds after them, in order: noise of
-    a busy machine is in their spread, so only halves that differ by more than `DRIFT` count.
+    False if the last two warm-up rounds agree. warm_ups: `unsteady` of the warm-up rounds. speeds:
+    of the rounds after them, in order: noise of a busy machine is in their spread, so only halves
+    that differ by more than `DRIFT` count.
     """
     half = len(speeds) // 2
     if warm_ups <= STEADY or not half:

@@ -37,7 +37,7 @@ class Expected(StrEnum):
 
     @property
     def sign(self) -> Outcome:
-        """Outcome of a trial that shows the bug in such an arm."""
+        """Outcome that counts as the bug in such an arm: a crash, unless it declares another."""
         return _SIGNS[self].outcome
 
     @property
@@ -86,17 +86,17 @@ class Standing(StrEnum):
 class Expect(StrEnum):
     """`--expect`: what the caller expects of a run."""
 
-    DECLARED = "declared"
-    ALIVE = "alive"
-    CRASH = "crash"
-    ANY = "any"
+    DECLARED = "declared"  # each arm does what the release's status says
+    ALIVE = "alive"  # the engine lives in every arm
+    CRASH = "crash"  # each arm that is declared to have the bug shows it, the others live
+    ANY = "any"  # any verdict but inconclusive
 
 
 class Result(StrEnum):
     """The result of one arm over its trials."""
 
-    REPRODUCES = "reproduces"
-    QUIET = "quiet"
+    REPRODUCES = "reproduces"  # some boots show the bug, and none crosses the boundary without it
+    QUIET = "quiet"  # every boot crossed the boundary and lived
     FLAKY = "flaky"  # some boots show the bug, others cross the boundary without it
     INCONCLUSIVE = "inconclusive"
     BLOCKED = "blocked"  # no trial got as far as its workload
@@ -106,10 +106,10 @@ class Verdict(StrEnum):
     """Verdict of a whole run, such as reproduces, fixed or inconclusive."""
 
     REPRODUCES = "reproduces"
-    QUIET = "quiet"
-    FIXED = "fixed"
-    REGRESSED = "regressed"
-    CHANGED = "changed"
+    QUIET = "quiet"  # did not show the bug, but this does not prove a fix
+    FIXED = "fixed"  # quiet in enough boots, compared with an earlier run that reproduced
+    REGRESSED = "regressed"  # reproduces in a release that is declared good
+    CHANGED = "changed"  # failed, and certainly not of this bug
     INCONCLUSIVE = "inconclusive"
 
     @property
@@ -156,7 +156,10 @@ class ArmResult:
 
     @property
     def otherwise(self) -> tuple[Outcome, ...]:
-        """Return the failures that are not this bug."""
+        """Return the outcomes of failures that are not counted as this bug.
+
+        Those in `unexplained` may be this bug all the same.
+        """
         sign = self.expected.sign
         ends = tuple(
             outcome
@@ -184,9 +187,12 @@ class Record:
     differ.
     """
 
+    # Boots that showed the bug, of `boots` that count.
     crashed: int
     boots: int
+    # Name of the run's folder.
     run: str
+    # vLLM release.
     version: str
     arm: str = "reported"
 
@@ -200,7 +206,7 @@ class VerdictReport:
     expected: bool | None
     # One sentence.
     because: str
-    # Names of arms.
+    # Names of the arms that did not meet the expectation.
     surprises: tuple[str, ...] = ()
 
 
@@ -220,7 +226,7 @@ def from_source(version: str | None) -> bool:
 def same_release(first: str | None, second: str | None) -> bool:
     """Return True if two reported versions are of one release, or of one build from source.
 
-    `0.28.0+cpu` and `0.28.0` are of one release.
+    `0.28.0+cpu` and `0.28.0` are of one release. False if a version is unknown.
     """
     if from_source(first) or from_source(second):
         return first == second
@@ -233,7 +239,8 @@ def same_release(first: str | None, second: str | None) -> bool:
 def is_strange(expected: Expected, outcome: Outcome, during: str) -> bool:
     """Return True for a hang of another kind than the arm declares.
 
-    Requests hang in an arm that is expected to spin, or the reverse.
+    Requests hang in an arm that is expected to spin, or the reverse. False for an arm that declares
+    no hang. during: `NEVER_IDLE`, or what else the trial hung in.
     """
     never_idle = _SIGNS[expected].never_idle
     return (
@@ -252,7 +259,7 @@ def is_unproved(expected: Expected, outcome: Outcome, *, crossed: bool) -> bool:
 
 
 def is_other(expected: Expected, outcome: Outcome, during: str, *, crossed: bool) -> bool:
-    """Return True if the trial has the bug's outcome and must not be counted as the bug."""
+    """Return True if `is_strange` or `is_unproved`: the trial must not be counted as the bug."""
     return is_strange(expected, outcome, during) or is_unproved(expected, outcome, crossed=crossed)
 
 
@@ -268,8 +275,9 @@ def arm_result(
 ) -> ArmResult:
     """Return the result of an arm from the outcomes of its trials.
 
-    unexplained: deaths among them that may be this bug. strange, unproved: see the functions of
-    these names; no trial is both.
+    Without outcomes it is inconclusive. unexplained: number of deaths that may be this bug.
+    standing: as in `ArmResult`. strange, unproved: numbers of trials for which `is_strange` and
+    `is_unproved` are True; a trial for which both are counts as strange only.
     """
     count = Counter(outcomes)
     crashed, clean = count[expected.sign] - strange - unproved, count[Outcome.CLEAN]
@@ -323,7 +331,10 @@ def _excluded_text(expected: Expected, clean: int) -> str:
 
 
 def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect) -> bool | None:
-    """Return whether the arm meets the expectation; None if its trials do not decide."""
+    """Return whether the arm meets the expectation; None if its trials do not decide.
+
+    standing: status of the release for this arm.
+    """
     died = arm.crashed > 0 or bool(arm.otherwise)
     quiet = arm.result is Result.QUIET
     if expect is Expect.ALIVE:
@@ -394,9 +405,9 @@ TOO_FEW = "too few boots to say that it helps (--trials auto)"
 
 
 def comparisons(arms: Sequence[ArmResult]) -> tuple[str, ...]:
-    """Return how much quiet arms prove as workarounds for an arm that died in the same run.
+    """Return how much quiet arms prove as workarounds for an arm with the bug in the same run.
 
-    One sentence for each number of boots.
+    One sentence for each number of boots. Empty if no arm showed the bug or no other was quiet.
     """
     dying = next((arm for arm in arms if arm.expected.has_bug and arm.crashed), None)
     quiet = [arm for arm in arms if arm.expected is Expected.LIVES and arm.result is Result.QUIET]
@@ -438,8 +449,11 @@ def decide(
 ) -> VerdictReport:
     """Return the verdict of a run over the results of its arms.
 
-    The arms that are declared to have the bug decide, or all arms if none of these ran. patched: a
-    patch of the source was applied in all of them.
+    The arms that are declared to have the bug decide, or all arms if none of these ran. Whether it
+    was expected depends on all arms, and with `Expect.ANY` only on whether it is decided.
+    standing: status of the release, for arms without their own. record: an earlier run that
+    reproduced; without one a quiet run is never `fixed`. version: the vLLM of this run. patched: a
+    patch of the source was applied in all arms.
     """
     led_by = [arm for arm in arms if arm.expected.has_bug] or list(arms)
     verdict, because = _verdict(led_by, standing, record, version, patched=patched)

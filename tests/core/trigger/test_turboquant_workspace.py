@@ -26,8 +26,8 @@ from vllm_repro.trigger.turboquant_workspace import (
     capture_batch,
     continuation_bytes,
     crash_amounts,
-    crash_message,
     decode_bytes,
+    result_from_message,
     workspace_outgrown,
 )
 from vllm_repro.verdict.outcome import Outcome
@@ -218,8 +218,8 @@ def test_a_lock_covers_the_captured_batch(sequences: int, more: dict[str, Any]) 
 
 
 def test_a_message_without_both_sizes_is_none() -> None:
-    assert crash_message(TriggerFacts(captured={"asked": "16.00"})) is None
-    result = crash_message(TriggerFacts(captured={"asked": "16.00", "locked": "1.02"}))
+    assert result_from_message(TriggerFacts(captured={"asked": "16.00"})) is None
+    result = result_from_message(TriggerFacts(captured={"asked": "16.00", "locked": "1.02"}))
     assert result == TriggerResult(
         True,
         ("the crash message: 16.00 MB needed, 1.02 MB locked",),
