@@ -93,9 +93,8 @@ scenario = Scenario(
             with_flags("--enforce-eager", why="no compiler is needed"),
             with_flags("--max-model-len 4096", "--max-num-seqs 4", why="sizes for a small machine"),
             with_flags(
-                # one flag is one word
                 "--kv-transfer-config"
-                ' \'{"kv_connector":"MultiConnector","kv_role":"kv_both","kv_connector_extra_config":{"connectors":[{"kv_connector":"LateConnector","kv_connector_module_path":"vllm_repro_lab.late_connector","kv_role":"kv_both"},{"kv_connector":"LateConnector","kv_connector_module_path":"vllm_repro_lab.late_connector","kv_role":"kv_both","kv_connector_extra_config":{"echo":40}}]}}\'',  # noqa: E501
+                ' \'{"kv_connector":"MultiConnector","kv_role":"kv_both","kv_connector_extra_config":{"connectors":[{"kv_connector":"LateConnector","kv_connector_module_path":"vllm_repro_lab.late_connector","kv_role":"kv_both"},{"kv_connector":"LateConnector","kv_connector_module_path":"vllm_repro_lab.late_connector","kv_role":"kv_both","kv_connector_extra_config":{"echo":40}}]}}\'',  # noqa: E501  # one flag is one word
                 why="connectors that move nothing",
             ),
         ],

@@ -196,8 +196,11 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-# a fixture, used for its effect
-def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_waits: None) -> Harness:  # noqa: ARG001
+def harness(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    short_waits: None,  # noqa: ARG001  # a fixture, used for its effect
+) -> Harness:
     """Return a function that runs the command in this process; reports go to `tmp_path/reports`."""
 
     def call(*words: str, env: Mapping[str, str] | None = None, stdin: str | None = None) -> Done:

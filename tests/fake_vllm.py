@@ -144,8 +144,7 @@ class FakeVllm(Server):
         handler = type("Handler", (Exchange,), {"fake": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._http.daemon_threads = True
-        # resets are wanted
-        self._http.handle_error = lambda *_: None  # type: ignore[method-assign]
+        self._http.handle_error = lambda *_: None  # type: ignore[method-assign]  # resets: usual
         self.base_url = f"http://127.0.0.1:{self._http.server_address[1]}"
         self._thread = threading.Thread(
             target=socketserver.BaseServer.serve_forever, args=(self._http, 0.02)

@@ -55,8 +55,7 @@ def main() -> int:
             signal.signal(number, handler)
 
     # httpx imports its own command with click, rich and pygments if it can: 0.1 s and 8 MiB.
-    # typeshed wants a module; None refuses the import, as Python's reference says
-    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]  # None refuses an import
     from vllm_repro import cli  # with the handlers set
 
     try:
@@ -67,8 +66,7 @@ def main() -> int:
         gc.freeze()  # else the interpreter collects all objects once more as it exits: 0.2 s
 
 
-# the signature that signal.signal asks for
-def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+def _leave(_number: int, _frame: FrameType | None) -> None:
     """Exit at once on a signal: some modules print or swallow an exception while imported."""
     os._exit(INTERRUPTED)
 

@@ -63,8 +63,7 @@ def _keep_one_operator_library() -> None:
     Without this, torch aborts the process, because both libraries register the same operators.
     """
     if "/_C_AVX" in Path("/proc/self/maps").read_text(encoding="utf-8"):
-        # typeshed wants a module; None refuses the import
-        sys.modules.setdefault("vllm._C", None)  # type: ignore[arg-type]
+        sys.modules.setdefault("vllm._C", None)  # type: ignore[arg-type]  # None refuses an import
 
 
 def _record(mechanism: Mechanism, graphs: str) -> None:

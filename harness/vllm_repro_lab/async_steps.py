@@ -32,8 +32,8 @@ def install() -> None:
     """Let vLLM schedule asynchronously on a CPU: replace CUDA streams and events."""
     cuda: Any = torch.cuda
     torch.Event = cuda.Event = cuda.Stream = cuda.current_stream = _Nothing
-    # imported for its effect: from 0.23.0 on it replaces them with its own streams and events
-    import vllm.v1.worker.cpu_worker  # noqa: F401
+    # from 0.23.0 on it replaces them with its own streams and events
+    import vllm.v1.worker.cpu_worker  # noqa: F401  # imported for its effect
     from vllm.v1.worker import cpu_model_runner
 
     cpu_model_runner._torch_cuda_wrapper = nullcontext

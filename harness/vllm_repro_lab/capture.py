@@ -38,8 +38,7 @@ Their inner calls are checked and recorded instead of the operator itself.
 """
 
 
-# torch is not installed where this is checked
-class Guard(TorchFunctionMode):  # type: ignore[misc]
+class Guard(TorchFunctionMode):  # type: ignore[misc]  # torch is not installed here
     """Function mode for calls from Python: marks memory of host and device, and finds transfers."""
 
     running = False
@@ -86,8 +85,7 @@ class Guard(TorchFunctionMode):  # type: ignore[misc]
         return result
 
 
-# torch is not installed where this is checked
-class Operators(TorchDispatchMode):  # type: ignore[misc]
+class Operators(TorchDispatchMode):  # type: ignore[misc]  # torch is not installed here
     """Dispatch mode during capture: finds operators that wait, and records those of the graph."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

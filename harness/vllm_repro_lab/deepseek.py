@@ -62,8 +62,7 @@ def _replace_attention() -> None:
     indexer: Any = import_module("vllm.model_executor.layers.sparse_attn_indexer")
     gpu = attention.DeepseekV4FlashMLAAttention
 
-    # vLLM is not installed where this is checked
-    class FlashMLAOnCPU(model.DeepseekV4CPUAttention):  # type: ignore[misc]
+    class FlashMLAOnCPU(model.DeepseekV4CPUAttention):  # type: ignore[misc]  # no vLLM here
         backend_cls, swa_backend_cls = gpu.backend_cls, gpu.swa_backend_cls
         forward_mqa, _forward_prefill, _forward_decode = (
             gpu.forward_mqa,

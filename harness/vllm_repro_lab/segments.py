@@ -27,8 +27,7 @@ async def route(request: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any
     """Answer `POST /segments`; pass any other request on."""
     if request.url.path != "/segments":
         return await call_next(request)
-    # part of vLLM's environment, not of the one that checks this
-    from fastapi.responses import JSONResponse  # type: ignore[import-not-found]
+    from fastapi.responses import JSONResponse  # type: ignore[import-not-found]  # only beside vLLM
 
     body = await request.json()
     body.pop("model", None)

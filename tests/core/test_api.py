@@ -47,7 +47,7 @@ def test_the_names_are_the_contract_for_type_checkers() -> None:
     assert imported == set(names)
     assert Path(vllm_repro.__file__).with_name("py.typed").is_file()
     with pytest.raises(AttributeError, match="has no attribute 'VllmSever'"):
-        vllm_repro.VllmSever  # type: ignore[attr-defined]  # noqa: B018
+        vllm_repro.VllmSever  # type: ignore[attr-defined]  # noqa: B018  # misspelt on purpose
 
 
 def test_a_scenario_is_loaded_by_id_or_path(tmp_path: Path) -> None:

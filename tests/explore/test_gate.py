@@ -24,7 +24,7 @@ from tests.fake_package import fake_release
 from vllm_repro.cli import main
 from vllm_repro_explore.case import Case, Request, Setup, least_blocks
 from vllm_repro_explore.draw import MIXES, draw
-from vllm_repro_explore.driver import PROGRAM
+from vllm_repro_explore.driver import PROGRAM, Driver
 from vllm_repro_explore.finding import Finding, FindingKind, PlayResult
 from vllm_repro_explore.gate import change as change_module
 from vllm_repro_explore.gate import verb
@@ -278,7 +278,7 @@ def test_the_cost_of_a_step_and_other_choices() -> None:
     assert text.startswith("640 prompt tokens from the cache in place of 1,280")
 
 
-class Tree:
+class Tree(Driver):
     """A player of one tree: a function of the case."""
 
     def __init__(self, play: Callable[[Case], PlayResult]) -> None:
@@ -293,13 +293,15 @@ def gated(base: Callable[[Case], PlayResult], changed: Callable[[Case], PlayResu
     places = changed_places(FILE, BEFORE, BEFORE.replace("number = 1", "number = 2"))
     starts = [Start(name=mix, draw=partial(_draw_mix, mix)) for mix in ("plain", "off")]
     gating = Gating(
-        change=SimpleNamespace(before=places[0], after=places[1]),  # type: ignore[arg-type]
+        change=SimpleNamespace(  # type: ignore[arg-type]  # all that a gate reads of a change
+            before=places[0], after=places[1]
+        ),
         chooser=Chooser(starts),
         until=time.monotonic() + 1,
         progress=lambda _: None,
         imported=lambda: {FILE},
     )
-    gating.run([Player(base=Tree(base), changed=Tree(changed))])  # type: ignore[arg-type]
+    gating.run([Player(base=Tree(base), changed=Tree(changed))])
     return gating
 
 
@@ -348,7 +350,7 @@ def test_the_whole_command(tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
     @contextmanager
     def fakes(*_: object) -> Iterator[list[Player]]:
-        yield [Player(base=Tree(lambda _: result()), changed=Tree(broken))]  # type: ignore[arg-type]
+        yield [Player(base=Tree(lambda _: result()), changed=Tree(broken))]
 
     monkeypatch.setattr(verb, "players", fakes)
     name = put(tree, diff_of(BEFORE, BEFORE.replace("number = 1", "number = 2")))

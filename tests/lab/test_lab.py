@@ -207,15 +207,22 @@ def test_weights_are_made_if_the_scenario_asks_for_them(
 ) -> None:
     monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path))
     for weights, dummy in (("made", False), ("dummy", True)):
-        # it has one
-        lab = replace(TQ.lab, heads=2, kv_heads=1, head_dim=16, vocab_size=265, weights=weights)  # type: ignore[type-var]
+        lab = replace(  # type: ignore[type-var]  # it has one
+            TQ.lab, heads=2, kv_heads=1, head_dim=16, vocab_size=265, weights=weights
+        )
         small = replace(TQ, lab=lab)
         launch = LabSite(ServerOptions(), small).launch(small, small.arms[0], 1)
         assert launch.command.has("--load-format") is dummy
         assert launch.weights.startswith("dummy" if dummy else "made")
         assert (Path(launch.command.model or "") / "model.safetensors").exists() is not dummy
     with pytest.raises(UsageError, match="not for deepseek_v4"):
-        LabSite(ServerOptions(), replace(DSV4, lab=replace(DSV4.lab, weights="made")))  # type: ignore[type-var]
+        LabSite(
+            ServerOptions(),
+            replace(
+                DSV4,
+                lab=replace(DSV4.lab, weights="made"),  # type: ignore[type-var]  # it has one
+            ),
+        )
 
 
 def test_piecewise_graphs_are_refused() -> None:

@@ -260,15 +260,13 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     return lines
 
 
-class Rows(dict[int, bytes]):
+class Rows(dict[Any, Any]):
     """Rows with a tensor's indexing by a list."""
 
-    # a tensor takes a list
-    def __getitem__(self, places: Sequence[int]) -> list[bytes]:  # type: ignore[override]
+    def __getitem__(self, places: Sequence[int]) -> list[bytes]:
         return [super(Rows, self).__getitem__(place) for place in places]
 
-    # likewise
-    def __setitem__(self, places: Sequence[int], rows: Sequence[bytes]) -> None:  # type: ignore[override]
+    def __setitem__(self, places: Sequence[int], rows: Sequence[bytes]) -> None:
         for place, row in zip(places, rows, strict=True):
             super().__setitem__(place, row)
 

@@ -16,8 +16,7 @@ import torch
 from vllm_repro_lab import interpreter
 
 interpreter.install()
-# after Triton, because it imports vLLM
-from vllm_repro_lab import deepseek_kernels as ours  # noqa: E402
+from vllm_repro_lab import deepseek_kernels as ours  # noqa: E402  # imports vLLM: after Triton
 
 SIZE, ROW, TOP_K, WINDOW = 512, 584, 512, 128
 BF16_STEP = 2**-7

@@ -50,7 +50,7 @@ def meaning(path: Path) -> bytes:
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            node.body = [line for line in body if not _is_text(line)]  # type: ignore[attr-defined]
+            body[:] = [line for line in body if not _is_text(line)]
     return ast.dump(tree).encode()
 
 

@@ -413,7 +413,7 @@ def test_the_night_of_kubernetes_has_a_gpu_and_a_volume_and_no_privilege() -> No
 
 def test_the_commands_that_diagnose_a_pod_parse() -> None:
     pages = [KUBERNETES / "diagnose.yaml", DOCS / "nightly.md"]
-    text = "".join(path.read_text(encoding="utf-8") for path in pages)
+    text = re.sub(r"\\\n# +", "", "".join(path.read_text(encoding="utf-8") for path in pages))
     lines = re.findall(r"kubectl \S.*? (?:\| vllm-repro|--) (diagnose .*)", text)
     files = [parser("diagnose").parse_args(line.split()).file for line in lines]
     assert sorted(files) == [["-"], ["-"], ["-"], ["/proc/1/root/tmp/vllm.log"]]

@@ -129,8 +129,7 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _fault(error)
         # Python flushes standard output again at exit.
-        # open until the process exits
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # until the exit
         print(
             f"vllm-repro: cannot write: {error.strerror}\n  next: make room, or write elsewhere",
             file=sys.stderr,
@@ -140,8 +139,7 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
         return _fault(error)
 
 
-# the signature that signal.signal asks for
-def _as_interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+def _as_interrupt(number: int, _frame: FrameType | None) -> None:
     """Turn a signal into a `KeyboardInterrupt` that names it."""
     raise KeyboardInterrupt(signal.Signals(number).name)
 

@@ -81,5 +81,7 @@ def total(parts: Sequence[Counted]) -> Counted:
         return [value for part in parts if (value := getattr(part, name)) is not None]
 
     sums = {name: int(sum(values)) if (values := known(name)) else None for name in _COUNTERS}
-    # the tokens are never None: each part has them
-    return Counted(kv_most=max(known("kv_most"), default=None), **sums)  # type: ignore[arg-type]
+    return Counted(
+        kv_most=max(known("kv_most"), default=None),
+        **sums,  # type: ignore[arg-type]  # the tokens are never None: each part has them
+    )

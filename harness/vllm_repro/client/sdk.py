@@ -77,9 +77,8 @@ async def sdk_view(
     attempts: list[int | None] = []
 
     async def limit(response: httpx.Response) -> None:
-        # the SDK reads the body with this method
         read = partial(bounded, response.aiter_bytes())
-        response.aiter_bytes = read  # type: ignore[method-assign]
+        response.aiter_bytes = read  # type: ignore[method-assign]  # the SDK reads the body with it
 
     class Http(openai.DefaultAsyncHttpxClient):
         async def send(self, request: Any, **options: Any) -> Any:

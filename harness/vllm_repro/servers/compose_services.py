@@ -9,8 +9,8 @@ from vllm_repro.servers.options import default_image
 from vllm_repro_diagnosis.evidence import Evidence
 
 _HEADING = (
-    "Generated from the scenarios: make compose. One service a scenario, each with its reported"
-    " flags, on loopback only:\n"
+    "Generated from the scenarios: make compose. One service a scenario, each with its reported\n"
+    "flags, on loopback only:\n"
     "  docker compose --profile tq-chunked-prefill up"
 )
 

@@ -139,7 +139,8 @@ def seen(event, details):
         os.write(1, " ".join(sys.modules).encode())
         os._exit(0)
 sys.addaudithook(seen)
-sys.argv = ["vllm-repro", *"run min-tokens-stop-ids --server attach --url http://127.0.0.1:9".split()]
+words = "run min-tokens-stop-ids --server attach --url http://127.0.0.1:9"
+sys.argv = ["vllm-repro", *words.split()]
 from vllm_repro.__main__ import main
 sys.exit(main())
 """

@@ -61,7 +61,7 @@ def test_the_last_one_wins() -> None:
 )
 def test_an_edited_command(edited: ServeCommand, argv: str) -> None:
     assert edited.argv() == tuple(argv.split())
-    assert edited.model == re.search(r"^(?!--)\w+|(?<=--model.)\w+", argv)[0]  # type: ignore[index]
+    assert edited.model == re.findall(r"^(?!--)\w+|(?<=--model.)\w+", argv)[0]
 
 
 def test_removing_a_missing_flag_names_near_ones() -> None:

@@ -138,11 +138,10 @@ def test_twice_is_once_and_nothing_is_left(parts: list[tuple[str, Plant]], end: 
         assert plant.hidden not in once
 
 
-PIECES = (
-    # shorter than a list
-    *"a _ - a- a_ token cookie -u ['-- pypi- :// a:b@".split(),  # noqa: SIM905
-    *"--api-key host= eyJ 1.1.1.1. ' /home/ : [ x@".split(),  # noqa: SIM905
-)
+PIECES = """
+    a _ - a- a_ token cookie -u ['-- pypi- :// a:b@
+    --api-key host= eyJ 1.1.1.1. ' /home/ : [ x@
+""".split()  # noqa: SIM905  # shorter than a list
 
 
 @pytest.mark.parametrize("piece", [*PIECES, " --api-key ", "bearer ", "basic "])

@@ -288,7 +288,7 @@ def test_a_page_that_a_browser_would_repair_is_no_page(body: str) -> None:
     ("make", "error", "message"),
     [
         (
-            lambda: document(title="t", body="<b>text</b>"),  # type: ignore[arg-type]
+            lambda: document(title="t", body="<b>text</b>"),  # type: ignore[arg-type]  # no Markup
             TypeError,
             "markup that a template made",
         ),

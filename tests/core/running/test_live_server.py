@@ -80,8 +80,10 @@ def test_a_server_that_lives_leaves_nothing() -> None:
 def test_the_root_exception_replaces_what_the_program_saw(tmp_path: Path) -> None:
     import openai  # here, because each worker would wait for it
 
-    # the body
-    with pytest.raises(EngineDied) as caught, booted(folder=tmp_path) as server:  # noqa: PT012
+    with (  # noqa: PT012  # the body is under test
+        pytest.raises(EngineDied) as caught,
+        booted(folder=tmp_path) as server,
+    ):
         pids = server.pids
         complete(server, **ODD)
     died = caught.value
@@ -124,7 +126,7 @@ def test_each_server_has_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_an_error_or_interrupt_of_the_body_is_raised(
     error: type[BaseException], dies: bool
 ) -> None:
-    with pytest.raises(error), booted() as server:  # noqa: PT012  # the body
+    with pytest.raises(error), booted() as server:  # noqa: PT012  # the body is under test
         pids = server.pids
         if dies:
             kill_engine(server)
@@ -178,7 +180,7 @@ def test_a_fault_of_the_harness_is_no_living_engine(
         raise HarnessBug("broken")
 
     monkeypatch.setattr(live_server, "run_trial", broken if when == "boot" else breaks)
-    with pytest.raises(HarnessBug, match="broken"), booted() as server:  # noqa: PT012  # the body
+    with pytest.raises(HarnessBug, match="broken"), booted() as server:  # noqa: PT012  # it raises
         begin.set()
         while server.pids:
             time.sleep(0.05)

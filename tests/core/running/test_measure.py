@@ -39,8 +39,10 @@ ROUNDS = 2 + 5
 
 
 @pytest.fixture(autouse=True)
-# a fixture, used for its effect
-def patient(monkeypatch: pytest.MonkeyPatch, short_waits: None) -> None:  # noqa: ARG001
+def patient(
+    monkeypatch: pytest.MonkeyPatch,
+    short_waits: None,  # noqa: ARG001  # a fixture, used for its effect
+) -> None:
     """Let all rounds count, and two warm up.
 
     Rounds of this server take milliseconds, and it runs in the client's process.

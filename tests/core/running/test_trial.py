@@ -96,8 +96,10 @@ def concluded(folder: Path, paths: Mapping[str, Handler], **changes: Any) -> Con
 
 
 @pytest.fixture
-# whose limit it replaces
-def sdk(monkeypatch: pytest.MonkeyPatch, short_waits: None) -> None:  # noqa: ARG001
+def sdk(
+    monkeypatch: pytest.MonkeyPatch,
+    short_waits: None,  # noqa: ARG001  # the fixture whose limit it replaces
+) -> None:
     """Ask a dead engine as a program with the SDK does, with short pauses between the attempts."""
     monkeypatch.setattr(trial_module, "_SDK_TOTAL", 60.0)
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)

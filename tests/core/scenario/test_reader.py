@@ -42,8 +42,7 @@ def test_words_may_be_imported_by_name() -> None:
 
 
 @pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda scenario: scenario.id)
-# parametrized
-def test_every_scenario_links_its_issue_and_has_a_control(scenario) -> None:  # type: ignore[no-untyped-def]
+def test_every_scenario_links_its_issue_and_has_a_control(scenario: vocabulary.Scenario) -> None:
     assert any(arm.expected is not Expected.DIES for arm in scenario.arms)
     assert scenario.status.standing(scenario.try_with) is Standing.BAD
 

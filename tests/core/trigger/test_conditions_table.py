@@ -42,13 +42,12 @@ HIT = ScheduledChunk(256, 129, new=True)
 KNOWN = frozenset(["min_tokens", "n"])
 
 
-def chat(tokens: int | None = 7593, **given: object) -> SentRequest:
-    return SentRequest("chat", tokens, **given)  # type: ignore[arg-type]  # rows name their fields
+def chat(tokens: int | None = 7593, **given: Any) -> SentRequest:
+    return SentRequest("chat", tokens, **given)
 
 
-def served(*requests: SentRequest, **given: object) -> TriggerFacts:
-    # as above
-    return TriggerFacts(requests=requests, **{"batch": 4096, "chunked": True} | given)  # type: ignore[arg-type]
+def served(*requests: SentRequest, **given: Any) -> TriggerFacts:
+    return TriggerFacts(requests=requests, **{"batch": 4096, "chunked": True} | given)
 
 
 def sent(number: int | None = 1, **given: object) -> SentRequest:

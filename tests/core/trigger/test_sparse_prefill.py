@@ -147,10 +147,11 @@ def test_the_lab_has_the_first_word() -> None:
     )
     assert (found.crossed, found.brief) == (True, "needs 21.63 MB, 21.62 MB locked")
     assert found.evidence == (
-        # one long sentence
-        "seen: a prefill of 1307 tokens requested 22,676,480 bytes in a layer of ratio 4, "  # noqa: ISC004
-        "as computed from the flags for the shapes of the release: a lone prompt fits up to 1306"
-        " tokens",
+        (
+            "seen: a prefill of 1307 tokens requested 22,676,480 bytes in a layer of ratio 4, as"
+            " computed from the flags for the shapes of the release: a lone prompt fits up to 1306"
+            " tokens"
+        ),
         "the indexer alone locks 21.62 MB by --max-model-len 16384",
         "the log reports 68.53 MB locked",
     )

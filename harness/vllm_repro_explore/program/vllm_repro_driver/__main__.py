@@ -25,8 +25,7 @@ def main() -> None:
         answers.flush()
 
     try:
-        # a folder of its own on PYTHONPATH
-        from vllm_repro_witness import register  # type: ignore[import-not-found]
+        from vllm_repro_witness import register  # type: ignore[import-not-found]  # in PYTHONPATH
 
         from . import probe
 
