@@ -214,7 +214,7 @@ def _try_on_engine(
         log = Path(folder) / "driver.log"
         with Driver(release, driver_model(), log, patched=patched) as driver:
             try:
-                row = tried(cause, cases, driver.play)
+                row = play_change(cause, cases, driver.play)
             except ValueError as error:
                 raise Unsupported(
                     f"vLLM {cause.release} does not start with {cause.name!r}: {error}"
@@ -245,7 +245,7 @@ def _try_on_servers(job: Job, progress: Progress, cause: Cause) -> CauseRow:
         return CauseRow(cause=cause, trials=0, died=0)
     if report.interrupted:
         raise KeyboardInterrupt(report.interrupted)
-    return booted(cause, report)
+    return row_of_run(cause, report)
 
 
 _LISTED = "store-listed-twice"
@@ -304,8 +304,13 @@ def case_of(causes: Causes, setup: Setup, seed: int) -> Case:
     return Case.numbered(setup, [[Request(length, causes.answer)]] * causes.requests, seed)
 
 
-def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult]) -> CauseRow:
-    """Play the cases with one change; return its row. Raise ValueError if vLLM refuses to start."""
+def play_change(
+    cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult]
+) -> CauseRow:
+    """Play the cases with one change; return its row.
+
+    play: plays a case with the change. Raises `ValueError` if vLLM refuses to start.
+    """
     died = listed = 0
     sites: dict[str, None] = {}
     for case in cases:
@@ -319,7 +324,7 @@ def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult
     return CauseRow(cause=cause, trials=len(cases), died=died, listed=listed, sites=tuple(sites))
 
 
-def booted(cause: Cause, report: RunReport) -> CauseRow:
+def row_of_run(cause: Cause, report: RunReport) -> CauseRow:
     """Return a change's row from the report of its run; only conclusive trials count."""
     (arm,) = report.arms
     sites = dict.fromkeys(

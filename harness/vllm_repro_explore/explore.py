@@ -221,6 +221,7 @@ class _Exploring:
         folder, tally = stamped_folder(self.out, Path("explore")), Tally()
 
         def keep(hit: Found) -> None:
+            """Append a finding to findings.jsonl, and print it."""
             with (folder / "findings.jsonl").open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(hit.as_json()) + "\n")
             self.progress.line(f"  seed {hit.seed}: {hit.finding}, shrunk in {hit.tried} cases")
@@ -280,7 +281,10 @@ class _Exploring:
         return Redactor(private_folders()).command(command)
 
     def compare(self) -> tuple[Comparison, Path]:
-        """Play the cases as released and with each patch. Return the counts and the folder."""
+        """Play the cases as released and with each patch; return the counts and the folder.
+
+        Only the drivers' logs are written. After Ctrl-C these are the counts so far.
+        """
         arguments = self.arguments
         release = provision(self.source, self.progress.line)
         overlays = {
@@ -299,6 +303,7 @@ class _Exploring:
         with self._playing() as drivers:
 
             def player(packages: Path, log: Path, patched: Collection[str] = ()) -> Play:
+                """Return the `play` of a driver over `packages`, which is closed with `drivers`."""
                 changed = replace(release, packages=packages)
                 driver = Driver(changed, driver_model(), log, patched=patched)
                 return drivers.enter_context(driver).play
@@ -424,7 +429,10 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `vllm-repro explore`: a search, or a comparison of patches; return the exit status."""
+    """Run `vllm-repro explore`: a search, or a comparison of patches; return the exit status.
+
+    With `--boot`, then run each finding that has a scenario file on a server.
+    """
     _check(arguments)
     exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
     stream = sys.stderr if arguments.json else sys.stdout

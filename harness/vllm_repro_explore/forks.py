@@ -63,7 +63,7 @@ class Forked:
 def fork(python: Path, module: str, *, env: Mapping[str, str], errors: IO[bytes]) -> Forked:
     """Run `python -m module` in a process forked from a server, which starts on first use.
 
-    More than two servers: the one that was not used for longest is stopped. errors: log of the
+    If more than two servers run, the least recently used one is stopped. errors: log for the
     process's standard error.
     """
     variables = {name: env[name] for name in _PER_PROCESS if name in env}

@@ -163,6 +163,7 @@ class _Searching:
         """
 
         def unless_over(case: Case) -> PlayResult:
+            """Play a case; raise `_OverError` instead once the search is over."""
             if self.over:
                 raise _OverError
             return play(case)
@@ -227,6 +228,7 @@ class _Searching:
         last: PlayResult | None = None
 
         def fails(candidate: Case) -> bool:
+            """Play a case; return True, and keep its result, if its worst finding is this one."""
             nonlocal last
             result = play(candidate)
             last = result if result.worst == hit.finding else last

@@ -75,6 +75,7 @@ def players(change: Change, folder: Path, jobs: int) -> Iterator[list[Player]]:
     with ExitStack() as stack:
 
         def driver(name: str, number: int) -> Driver:
+            """Return a driver of the tree "base" or "changed"; `stack` closes it."""
             release = change.base if name == "base" else change.changed
             log = folder / f"{name}{number or ''}.log"
             made = Driver(
@@ -205,9 +206,10 @@ class Gating:
         return not (pairs.stays or pairs.new)
 
     def _in_functions(self, before: PlayResult, after: PlayResult) -> dict[int, int]:
-        """Return how often changed statements of functions ran; those of the base have numbers < 0.
+        """Return the runs of each changed statement inside a function, by its number.
 
-        What runs at import runs in any case.
+        Statements of the base have numbers below 0. Those that run at import are left out: they run
+        in any case.
         """
         places = self.change.after, self.change.before
         return {
@@ -251,6 +253,10 @@ class Gating:
         in_base: list[int] = []
 
         def fails(case: Case) -> bool:
+            """Return True if the base passes a case and `new` is the worst finding of the change.
+
+            Keep the changed tree's result and the base's statements that ran. False once over.
+            """
             nonlocal last
             if self.over:
                 return False

@@ -90,7 +90,7 @@ def _starts_of_findings(path: Path) -> list[Start]:
 
 
 def case_of(value: Mapping[str, Any]) -> Case:
-    """Return the case that `Case.as_json` made the JSON object of."""
+    """Return the case of a JSON object that `Case.as_json` made."""
     setup = {name: _tuples(value[name]) for name in Setup.__dataclass_fields__ if name in value}
     waves = [
         tuple(Request(**{name: _tuples(part) for name, part in ask.items()}) for ask in wave)

@@ -471,7 +471,7 @@ class _Player:
             self.broken.setdefault(invariant, violation)
 
     def _check_progress(self) -> None:
-        """Raise `Stuck` if nothing has moved for too long."""
+        """Raise `_Stuck` if nothing has progressed for 400 steps: restless without a request."""
         if self.steps - self._moved <= _PATIENCE:
             return
         requests = list(self._scheduler.requests.values())
