@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Request:
-    """One request. Its tokens depend on the seed, its number and its family alone."""
+    """One request. Its prompt's tokens are drawn from the case's seed, `number` and `family`."""
 
     # tokens, as `answer`
     prompt: int
@@ -25,9 +25,12 @@ class Request:
     family: int = 0
     # the abort arrives within a step
     mid: bool = False
+    # a smaller one is scheduled first
     priority: int = 0
+    # number of its LoRA adapter, and of its cache salt; 0 for none
     lora: int = 0
     salt: int = 0
+    # name in the driver's `GRAMMARS`; empty for none
     grammar: str = ""
     # one token in so many ends the answer; 0 for none
     eos: int = 0
@@ -37,7 +40,7 @@ class Request:
     remote: bool = False
     # its prompt's blocks come from a prefill server
     fetch: bool = False
-    # they do not come
+    # the fetch fails: no block comes
     fails: bool = False
     # for a streaming session, steps from its start to each further part; the last part ends it
     segments: tuple[int, ...] = ()
@@ -60,13 +63,19 @@ class Setup:
     # tokens, as `block`, `chunk` and `max_len`
     window: int = 128
     block: int = 32
+    # `--num-gpu-blocks-override`
     blocks: int = 330
+    # `--max-num-batched-tokens`
     chunk: int = 2048
+    # `--max-num-seqs`
     seqs: int = 8
     max_len: int = 7600
     caching: bool = True
+    # the hybrid KV cache manager is on
     hybrid: bool = True
+    # name of vLLM's KV connector; empty for none
     connector: str = ""
+    # `lazy_offload` of SimpleCPUOffloadConnector
     lazy: bool = False
     # capacity of an offloading connector, in blocks of one layer
     cpu_blocks: int = 1320
@@ -78,7 +87,9 @@ class Setup:
     draft: int = 0
     # version of vLLM's model runner, 1 or 2
     runner: int = 1
+    # `--scheduling-policy priority`
     priority: bool = False
+    # `--max-loras`; 0 for none
     loras: int = 0
     # `--long-prefill-token-threshold`; 0 for none
     threshold: int = 0
@@ -117,7 +128,10 @@ class Case:
 
     @classmethod
     def numbered(cls, setup: Setup, waves: Iterable[Iterable[Request]], seed: int) -> Case:
-        """Return the case with the requests numbered from 1 on."""
+        """Return a case whose requests are numbered from 1 on.
+
+        `follows` gets the new number too, or -1 if the request that it names is gone.
+        """
         kept, numbers = [list(wave) for wave in waves], count(1)
         # a copy of a request has its number; followers follow the last one
         renamed = {ask.number: number for ask, number in zip(chain(*kept), count(1))}
@@ -161,7 +175,7 @@ def least_blocks(setup: Setup) -> int:
 def longest_of(asks: Iterable[Request], block: int) -> int:
     """Return the most tokens, prompt and answers together, that one of the requests can reach.
 
-    A part of a session has up to two blocks.
+    Each further part of a session adds two blocks and an answer. Return 0 without requests.
     """
     return max(
         (ask.prompt + ask.answer + len(ask.segments) * (2 * block + ask.answer) for ask in asks),
@@ -172,7 +186,7 @@ def longest_of(asks: Iterable[Request], block: int) -> int:
 def least_length(setup: Setup, asks: Sequence[Request]) -> int:
     """Return the least `max_len` with which vLLM accepts the requests and all they grow to.
 
-    If answers may be cut, only a session keeps room for them.
+    With `setup.cut`, only streaming sessions get room for their answers.
     """
     whole = [ask for ask in asks if ask.segments or not setup.cut]
     return max(*(ask.prompt + 1 for ask in asks), 0, longest_of(whole, setup.block))

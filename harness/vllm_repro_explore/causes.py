@@ -90,7 +90,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `vllm-repro causes`: try each change, print the table, return the exit status."""
+    """Run `vllm-repro causes`: try each change, print the table, return the exit status.
+
+    On servers, each change also writes a run below `--out`. Raises `UsageError` if the scenario
+    declares no changes, and `Unsupported` if a release cannot be tried.
+    """
     scenario = find(arguments.scenario)
     if scenario.causes is None:
         raise UsageError(
@@ -117,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
     make: Callable[[Cause], CauseRow]
     if serverless:
         seeds = range(arguments.seed, arguments.seed + trials)
-        make = partial(_on_engine, scenario, scenario.causes, seeds, Progress())
+        make = partial(_try_on_engine, scenario, scenario.causes, seeds, Progress())
         evidence, where = "engine", "on vLLM's own EngineCore: no server, no model"
     else:
         options = ServerOptions(server=arguments.server or ("lab" if scenario.lab else "auto"))
@@ -142,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
             expect=Expect.ANY,
             reproduce=shlex.join(words),
         )
-        make = partial(_on_booted_servers, job, Progress())
+        make = partial(_try_on_servers, job, Progress())
         where = f"{plural(trials, 'boot')} of each, {choice.kind} servers"
     again = shlex.join(words)
     print(f"{scenario.id}   {scenario.issue}   causes, {where}", file=stream, flush=True)
@@ -158,9 +162,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _rows(
     scenario: Scenario, causes: Causes, make: Callable[[Cause], CauseRow]
 ) -> tuple[list[CauseRow], dict[tuple[str, str], CauseRow]]:
-    """Try all changes; return their rows, and by (release, arm) those of the unchanged release.
+    """Try all changes with `make`; return all rows, and the unchanged ones by (release, arm).
 
-    The row of a release as released comes before those of its changes.
+    The row of an unchanged release comes before those of its changes.
     """
     rows: list[CauseRow] = []
     released: dict[tuple[str, str], CauseRow] = {}
@@ -190,10 +194,14 @@ def _arm(scenario: Scenario, cause: Cause) -> Arm:
     return arm
 
 
-def _on_engine(
+def _try_on_engine(
     scenario: Scenario, causes: Causes, seeds: range, progress: Progress, cause: Cause
 ) -> CauseRow:
-    """Play each seed's workload on EngineCore with one change; return how many died."""
+    """Play each seed's workload on EngineCore with one change; return its row.
+
+    The row has 0 trials if no patched file was imported. Raises `Unsupported` if vLLM does not
+    start with the change.
+    """
     progress.notify(f"{cause.release}: {cause.name}")
     release = provision(Source(release=cause.release), progress.line)
     patched: Mapping[str, str] = {}
@@ -206,7 +214,7 @@ def _on_engine(
         log = Path(folder) / "driver.log"
         with Driver(release, driver_model(), log, patched=patched) as driver:
             try:
-                row = tried(cause, cases, driver.play)
+                row = play_change(cause, cases, driver.play)
             except ValueError as error:
                 raise Unsupported(
                     f"vLLM {cause.release} does not start with {cause.name!r}: {error}"
@@ -219,8 +227,12 @@ def _on_engine(
     return row
 
 
-def _on_booted_servers(job: Job, progress: Progress, cause: Cause) -> CauseRow:
-    """Run `job` on real servers with one change of vLLM's source; return the row of its trials."""
+def _try_on_servers(job: Job, progress: Progress, cause: Cause) -> CauseRow:
+    """Run `job` on real servers with one change of vLLM's source; return the row of its trials.
+
+    The row has 0 trials if the run raised `InfraError` or `Unsupported`. Raises
+    `KeyboardInterrupt` if the run was interrupted.
+    """
     progress.line(f"{cause.release}: {cause.name}")
     arm = _arm(job.scenario, cause)
     changed = replace(arm, patches=(*arm.patches, *cause.patches))
@@ -233,11 +245,12 @@ def _on_booted_servers(job: Job, progress: Progress, cause: Cause) -> CauseRow:
         return CauseRow(cause=cause, trials=0, died=0)
     if report.interrupted:
         raise KeyboardInterrupt(report.interrupted)
-    return booted(cause, report)
+    return row_of_run(cause, report)
 
 
 _LISTED = "store-listed-twice"
 _SURE = 0.01
+"""Largest p-value of Fisher's test at which a change counts as having an effect."""
 _FEW = 5
 """With fewer trials than this, Fisher's test cannot reach `_SURE`: only all-or-none is read."""
 _SURPRISE = {True: "", False: "  A SURPRISE", None: "  UNDECIDED"}
@@ -248,12 +261,13 @@ class CauseRow:
     """Result of one change of vLLM's source: how many trials crashed, and where."""
 
     cause: Cause
+    # conclusive trials; 0 if the change was not tested
     trials: int
     # trials that crashed
     died: int
     # trials in which a transfer listed a block twice; None on servers, which do not log it
     listed: int | None = None
-    # where they crashed
+    # where they crashed; on servers the names of the exceptions
     sites: tuple[str, ...] = ()
     # folder name of the run on servers
     run: str | None = None
@@ -290,8 +304,13 @@ def case_of(causes: Causes, setup: Setup, seed: int) -> Case:
     return Case.numbered(setup, [[Request(length, causes.answer)]] * causes.requests, seed)
 
 
-def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult]) -> CauseRow:
-    """Play the cases with one change; return its row. Raise ValueError if vLLM refuses to start."""
+def play_change(
+    cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult]
+) -> CauseRow:
+    """Play the cases with one change; return its row.
+
+    play: plays a case with the change. Raises `ValueError` if vLLM refuses to start.
+    """
     died = listed = 0
     sites: dict[str, None] = {}
     for case in cases:
@@ -305,7 +324,7 @@ def tried(cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult
     return CauseRow(cause=cause, trials=len(cases), died=died, listed=listed, sites=tuple(sites))
 
 
-def booted(cause: Cause, report: RunReport) -> CauseRow:
+def row_of_run(cause: Cause, report: RunReport) -> CauseRow:
     """Return a change's row from the report of its run; only conclusive trials count."""
     (arm,) = report.arms
     sites = dict.fromkeys(
@@ -318,7 +337,7 @@ def booted(cause: Cause, report: RunReport) -> CauseRow:
 def reading(row: CauseRow, released: CauseRow) -> str:
     """Return in words what a change does to its release.
 
-    By Fisher's exact test against the unchanged release.
+    Fisher's exact test compares its crashes with those of the unchanged release.
     """
     if row.cause == released.cause:
         return "as released"
@@ -341,7 +360,10 @@ def reading(row: CauseRow, released: CauseRow) -> str:
 
 
 def lines(rows: Sequence[CauseRow], released: dict[tuple[str, str], CauseRow]) -> list[str]:
-    """Return the table of `vllm-repro causes` as text lines, one row per change."""
+    """Return the table of `vllm-repro causes` as text lines, one row per item of `rows`.
+
+    If a row has no crash, a last line bounds the true crash rate.
+    """
     servers = any(row.listed is None for row in rows)  # they do not log which blocks are listed
     heads = ("release", "server", "change", "die", *(() if servers else ("list twice",)), "reading")
     table = [heads]

@@ -27,25 +27,25 @@ class PatchTally:
     # those of `still` whose worst finding is another one than as released
     in_another_way: int = 0
     newly: int = 0
-    # for each worst finding as released, its cases that are fixed, still the same, or other
+    # for each worst finding as released, how many cases are "fixed", "same" or "other"
     kinds: dict[str, Counter[str]] = field(default_factory=dict)
-    # cases for each worst finding with the patch, as in `newly_as`
+    # cases of `still` by their worst finding with the patch, and those of `newly`
     still_as: Counter[str] = field(default_factory=Counter)
     newly_as: Counter[str] = field(default_factory=Counter)
     # patched files that no process of the search imported
     unloaded: Sequence[str] = ()
-    # a process imported one
+    # a process imported at least one patched file
     tested: bool = True
-    # first seed of each worst finding with the patch
+    # first seed of each worst finding with the patch, for `still` and for `newly`
     first: dict[str, dict[str, int]] = field(default_factory=lambda: {"still": {}, "newly": {}})
 
     @property
     def right(self) -> bool:
-        """Return True if no played case fails with this patch."""
+        """Return True if the patch was tested and no played case fails with it."""
         return self.tested and not self.still and not self.newly
 
     def add(self, seed: int, released: str, patched: str) -> None:
-        """Count a case by its worst finding as released and with the patch; empty for none."""
+        """Count a case by its worst finding as `released` and as `patched`; empty for none."""
         if released:
             outcome = "other" if patched not in ("", released) else "same" if patched else "fixed"
             self.kinds.setdefault(released, Counter())[outcome] += 1
@@ -92,7 +92,7 @@ class Comparison:
     def exit_status(self) -> int:
         """Return 0 if a patch fixes every failing case and breaks none, and 1 if none does.
 
-        Return 2 if no case fails or no patch was tested.
+        Return 2 if no patch was tested, or if no case fails as released or newly.
         """
         tested = any(patch.tested for patch in self.patches)
         if not tested or not (self.failing or any(patch.newly for patch in self.patches)):
@@ -158,7 +158,8 @@ def compare(
 ) -> None:
     """Play each case as released and with each patch, and add the results to `comparison`.
 
-    A case is added to `comparison` once all have played it.
+    A case is added once all have played it. One that vLLM refuses as released counts as invalid.
+    go_on: asked before each case; False stops. progress: called after each added case.
     """
     for seed, case in cases:
         if not go_on():

@@ -61,7 +61,11 @@ def draft_id(finding: Finding, version: str) -> str:
 
 
 def draft(hit: Found, version: str) -> str:
-    """Return a finding's scenario file. Its status names only the release that was searched."""
+    """Return the text of a finding's scenario file; its status names only the searched release.
+
+    Raises `KeyError` for a finding that a server does not show: only a death, a standstill and a
+    restless engine have a word in a scenario.
+    """
     finding, setup = hit.finding, hit.shrunk.setup
     file, issue = ScenarioWriter(), re.search(r"vllm-project/vllm#\d+", known(hit.finding))
     sizes = {
@@ -131,7 +135,10 @@ def _sentence(finding: Finding) -> str:
 def _command(setup: Setup) -> str:
     """Return the `vllm serve` command with the flags of the setup."""
     asynchronous = setup.asynchronous or _mechanism(setup) != "scheduler"
-    draft, transfer = drafting(setup.draft), transfer_config(setup.connector, _extra(setup))
+    draft, transfer = (
+        speculative_config(setup.draft),
+        transfer_config(setup.connector, _extra(setup)),
+    )
     words = {
         "vllm serve tiny": True,
         f"--max-model-len {setup.max_len}": True,
@@ -149,8 +156,8 @@ def _command(setup: Setup) -> str:
     return "\n".join(true_texts(words))
 
 
-def drafting(tokens: int) -> dict[str, Any]:
-    """Return the value of `--speculative-config` for drafts of so many tokens."""
+def speculative_config(tokens: int) -> dict[str, Any]:
+    """Return the value of `--speculative-config` for n-gram drafts of `tokens` tokens."""
     return {"method": "ngram", "num_speculative_tokens": tokens, "prompt_lookup_max": 4}
 
 
@@ -182,7 +189,7 @@ def _workload(file: ScenarioWriter, waves: Sequence[Sequence[Request]]) -> Itera
 
 
 def _signature(file: ScenarioWriter, finding: Finding) -> dict[str, Source]:
-    """Return the signature of a crash, and nothing for another finding."""
+    """Return the `signature` field of a crash; an empty dict for another kind of finding."""
     if finding.kind is not FindingKind.DEATH:
         return {}
     message = finding.message.replace("{", "{{").replace("}", "}}")

@@ -131,7 +131,7 @@ _LONGEST_CHAT = 20
 """Blocks of a prompt from which on a chat does not grow."""
 _PAUSES = ("abort", "wait", "keep")
 _SIZES = 4
-"""Sizes of images in a case. Images whose numbers differ by a multiple of it are as large."""
+"""Sizes of images in a case. Images whose numbers differ by a multiple of it are equally large."""
 _FAULTY = ("two-roots", "no-rule", "empty-or-any")
 
 
@@ -247,7 +247,7 @@ def _connector(drawn: _Seed) -> str:
 
 
 def _cut(rng: Random, setup: Setup, asks: Sequence[Request]) -> Setup:
-    """Return a setup whose model's length may end answers."""
+    """Return the setup with `cut`, and with a `max_len` that may end answers early."""
     cut = replace(setup, cut=True)
     least = least_length(cut, asks)
     return replace(cut, max_len=min(setup.max_len, least + rng.choice((0, 0, 1, 3, setup.block))))
@@ -278,7 +278,10 @@ _Shaped = tuple[Setup, tuple[Request, ...]]
 
 
 def _under_pressure(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
-    """Return a case with longer answers, few requests at once and slow stores."""
+    """Return a case with answers of one to three blocks, few requests at once and slow stores.
+
+    The requests also arrive sooner. Streaming sessions stay as they are.
+    """
     seqs, block = rng.choice((2, 3, 4)), setup.block
     longer = tuple(
         (
@@ -297,7 +300,7 @@ def _under_pressure(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Sh
 
 
 def _crowded(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
-    """Return server flags and requests of a case in which most requests arrive at once."""
+    """Return a case in which most requests arrive at once; its layers are of two kinds."""
     block = setup.block
     crowd = tuple(
         replace(
@@ -313,7 +316,11 @@ def _crowded(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
 def _with_two_kinds(
     rng: Random, setup: Setup, asks: Sequence[Request], chunks: Sequence[int]
 ) -> Setup:
-    """Return the setup with full and sliding-window layers, and with slow KV stores."""
+    """Return the setup with full and sliding-window layers, and mostly with slow KV stores.
+
+    It gets 8 requests at once, and a `max_len` for the longest of `asks`. chunks: choices of
+    `chunk`, in blocks.
+    """
     block = setup.block
     return replace(
         setup,
@@ -328,7 +335,10 @@ def _with_two_kinds(
 
 
 def _busy(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
-    """Return a case of 16 or 30 requests, many with short answers, that arrive over time."""
+    """Return a case of 16 or 30 requests that arrive over time; its layers are of two kinds.
+
+    A part of 0.2 to 0.8 of the answers has one to three tokens.
+    """
     block, spread = setup.block, rng.choice((0, 20, 60))
     short, longest = rng.choice((0.2, 0.5, 0.8)), rng.choice((3, 6)) * setup.block
     many = []
@@ -478,7 +488,7 @@ def _images(drawn: _Seed, family: int, prompt: int, block: int) -> tuple[tuple[i
 def _others(
     rng: Random, images: tuple[tuple[int, int, int], ...]
 ) -> tuple[tuple[int, int, int], ...]:
-    """Return images in the same places, some of which are others of the same size."""
+    """Return the images in the same places; some are replaced by another image of the same size."""
     return tuple(
         (offset, tokens, number + _SIZES * rng.choice((0, 0, 1, 2)))
         for offset, tokens, number in images
@@ -486,7 +496,10 @@ def _others(
 
 
 def _waves(drawn: _Seed, asks: tuple[Request, ...]) -> tuple[tuple[Request, ...], ...]:
-    """Split requests into up to four waves, each of which comes when the engine is idle."""
+    """Split requests into up to four waves, each of which comes when the engine is idle.
+
+    `after` then counts from the first request of the wave.
+    """
     rng = drawn.stream("waves")
     cuts = sorted({0, *(rng.randrange(len(asks)) for _ in range(3))})
     parts = [asks[first:last] for first, last in zip(cuts, [*cuts[1:], len(asks)], strict=True)]

@@ -41,6 +41,8 @@ _RENEWED = 2000
 class Driver(contextlib.AbstractContextManager["Driver"]):
     """Process that plays cases on one release's EngineCore, as a context manager.
 
+    It starts with the first case, and again after 2000 cases, a hang or a crash.
+
     - model: folder whose config vLLM reads unless a case has Mamba layers
     - errors: log file of the process
     - case_s: seconds after which a case counts as hung
@@ -72,11 +74,11 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
         self.close()
 
     def play(self, case: Case, worker: str = "") -> PlayResult:
-        """Return the result of a case. A process that hangs, or that a signal ends, is a finding.
+        """Play a case and return its result. A process that hangs or dies by a signal is a finding.
 
-        worker: for a case of EngineCore "runner" plays it over the release's own CPU model runner,
-        "both" also compares the two. Raise `HarnessBug` if the program failed by itself, and
-        `InfraError` if the process was killed.
+        worker: "" plays over the simulated worker, "runner" over the release's own CPU model
+        runner, "both" compares the two. Raises `HarnessBug` if the program failed by itself, and
+        `InfraError` if the process got SIGKILL.
         """
         if self._process is None or self._played >= _RENEWED:
             self.close()
@@ -101,9 +103,10 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
         return PlayResult(findings=(finding,))
 
     def _signal(self) -> str:
-        """Return the name of the signal that ended the process.
+        """Wait for the process to exit, and return the name of the signal that ended it.
 
-        Raise if none did, or if it was SIGKILL.
+        Raises `HarnessBug` if no signal ended it, and `InfraError` if it got SIGKILL, which `close`
+        sends after 60 s.
         """
         status = self.close(within_s=_EXIT_S)
         log = f"read its log: {self._errors}"
@@ -119,7 +122,10 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
         return signal.Signals(-status).name
 
     def close(self, *, within_s: float = 2) -> int | None:
-        """Stop the process, kill it after `within_s` seconds, and return its exit status."""
+        """Stop the process by closing its input; kill it after `within_s` seconds.
+
+        Return its exit status; None if it does not run.
+        """
         process, self._process = self._process, None
         if process is None:
             return None
@@ -134,7 +140,11 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
             process.stdout.close()
 
     def _start(self) -> None:
-        """Start the process and wait for its first line, the release of vLLM."""
+        """Start the process and wait for its first line, the release of vLLM.
+
+        Raises `Unsupported` if the release lacks what the program needs, and `InfraError` if the
+        process exits or writes nothing within 300 s.
+        """
         with self._errors.open("ab") as errors:
             python, environment = self._release.python, self.environment()
             self._process = fork(python, "vllm_repro_driver", env=environment, errors=errors)
@@ -195,9 +205,9 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
 
 
 def driver_model() -> Path:
-    """Return a model folder that every release treats as a hybrid one; it is made on first use.
+    """Return a model folder that every release treats as a hybrid model; make it on first use.
 
-    Each case names its own layers.
+    The layers in its config do not count: each case names its own.
     """
     return cached_model(
         TinyModel(family="gemma3", kinds=("full", "sliding"), window=128, max_position=_POSITIONS)

@@ -155,7 +155,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _write(path: Path, text: str) -> Path:
-    """Write a file of the search, and return its path."""
+    """Write a file of the search, and return its path. Raises as `write_file` does."""
     write_file(path, text, hint="free some space, or name another --out")
     return path
 
@@ -165,20 +165,23 @@ class _Exploring:
     """One call of `vllm-repro explore`: its vLLM, its cases and its options."""
 
     source: Source
+    # `general`, or the scenario whose server is searched, with its arm if one was named
     start: str
+    # returns the case of a seed
     case: Callable[[int], Case]
     arguments: argparse.Namespace
-    # the part of its command that makes it this one
+    # arguments of the command that name what is searched: a scenario and arm, or mixes
     words: list[str]
     mixes: tuple[str, ...] = ()
     progress: Progress = field(default_factory=Progress)
     interrupted: bool = False
+    # monotonic seconds
     started: float = 0.0
     duration_s: float = 0.0
 
     @property
     def version(self) -> str:
-        """The vLLM as `--vllm` names it."""
+        """Return the vLLM as `--vllm` names it."""
         return str(self.source)
 
     @property
@@ -188,7 +191,10 @@ class _Exploring:
 
     @contextlib.contextmanager
     def _playing(self) -> Iterator[ExitStack]:
-        """Time the play, note an interrupt, and stop the drivers at the end."""
+        """Yield a stack for the drivers, which are stopped at the end; set `duration_s`.
+
+        Ctrl-C ends the play, sets `interrupted`, and is not raised.
+        """
         self.started = time.monotonic()
         try:
             with ExitStack() as drivers:
@@ -204,7 +210,10 @@ class _Exploring:
         return most is None or time.monotonic() - self.started < most
 
     def run(self) -> tuple[SearchSummary, Path]:
-        """Search: play cases, shrink findings, write files; return the summary and the folder."""
+        """Search: play cases, shrink findings, write files; return the summary and the folder.
+
+        `--go-on` sets `arguments.first` to the seed after the last one of earlier searches.
+        """
         release, arguments = provision(self.source, self.progress.line), self.arguments
         record = _read_record(self.out, self.version, search_fields(self.start, self.mixes))
         if arguments.go_on:
@@ -212,6 +221,7 @@ class _Exploring:
         folder, tally = stamped_folder(self.out, Path("explore")), Tally()
 
         def keep(hit: Found) -> None:
+            """Append a finding to findings.jsonl, and print it."""
             with (folder / "findings.jsonl").open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(hit.as_json()) + "\n")
             self.progress.line(f"  seed {hit.seed}: {hit.finding}, shrunk in {hit.tried} cases")
@@ -255,7 +265,7 @@ class _Exploring:
 
     @property
     def again(self) -> str:
-        """The command that repeats the search."""
+        """Return the command that repeats the search, with private paths redacted."""
         arguments = self.arguments
         options = [
             ("--vllm", self.version),
@@ -271,7 +281,10 @@ class _Exploring:
         return Redactor(private_folders()).command(command)
 
     def compare(self) -> tuple[Comparison, Path]:
-        """Play the cases as released and with each patch. Return the counts and the folder."""
+        """Play the cases as released and with each patch; return the counts and the folder.
+
+        Only the drivers' logs are written. After Ctrl-C these are the counts so far.
+        """
         arguments = self.arguments
         release = provision(self.source, self.progress.line)
         overlays = {
@@ -290,6 +303,7 @@ class _Exploring:
         with self._playing() as drivers:
 
             def player(packages: Path, log: Path, patched: Collection[str] = ()) -> Play:
+                """Return the `play` of a driver over `packages`, which is closed with `drivers`."""
                 changed = replace(release, packages=packages)
                 driver = Driver(changed, driver_model(), log, patched=patched)
                 return drivers.enter_context(driver).play
@@ -313,7 +327,10 @@ class _Exploring:
         return comparison, folder
 
     def _cases(self) -> Iterator[tuple[int, Case]]:
-        """Yield each seed with its case, from the first seed on, as many as were asked for."""
+        """Yield (seed, case) from the first seed on: `--seeds` cases, else endlessly with `--for`.
+
+        Without both, yield 300.
+        """
         first, many = self.arguments.first or 1, self.arguments.seeds
         if many is None and self.arguments.most is None:
             many = 300
@@ -328,7 +345,10 @@ class _Exploring:
         return None
 
     def _draft(self, hit: Found, folder: Path) -> str:
-        """Write the finding's scenario file; return the command that runs it, or why none can."""
+        """Write the finding's scenario file, and return the command that runs it.
+
+        Return `none: ` and the reason if no server can show the finding.
+        """
         if reasons := unlike_live(hit.shrunk):
             return f"none: {'; '.join(reasons)}"
         if hit.finding.kind in (FindingKind.CORRUPTED, FindingKind.LEAK):
@@ -342,9 +362,7 @@ class _Exploring:
 def _read_record(out: Path, version: str, search_fields: Mapping[str, Any]) -> Record:
     """Return what earlier searches of the same kind below `out` found, and where each came first.
 
-    They are read in the order of their folders' names.
-
-    A file that is no such JSON is left out.
+    They are read in the order of their folders' names. A file that is no such JSON is left out.
     """
     searches, last, first = 0, 0, dict[tuple[str, str], str]()
     for file in sorted((out / "explore").glob("[0-9]*/explore.json")):
@@ -370,7 +388,7 @@ def _json(value: object) -> str:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise `UsageError` for options that exclude each other."""
+    """Raise `UsageError` for options that exclude each other, or that need another one."""
     leave_out, patches = "leave one of them out", arguments.patch or []
     refusals = (
         (
@@ -411,12 +429,15 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `vllm-repro explore`: a search, or a comparison of patches; return the exit status."""
+    """Run `vllm-repro explore`: a search, or a comparison of patches; return the exit status.
+
+    With `--boot`, then run each finding that has a scenario file on a server.
+    """
     _check(arguments)
     exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
     stream = sys.stderr if arguments.json else sys.stdout
     if arguments.patch:
-        return _compared(exploring, stream)
+        return _compare_patches(exploring, stream)
     summary, folder = exploring.run()
     print(("" if arguments.json else "\n") + terminal(summary), file=stream)
     print(f"folder:  {folder}   page: explore.md", file=stream)
@@ -432,7 +453,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _boot(live: Sequence[str], out: Path | None) -> None:
-    """Run the `vllm-repro run` commands of the findings that have one; each boots a server."""
+    """Run the `vllm-repro run` commands of the findings that have one; each boots a server.
+
+    Their exit statuses are ignored.
+    """
     from vllm_repro.cli import main  # it imports the commands
 
     for command in live:
@@ -441,7 +465,7 @@ def _boot(live: Sequence[str], out: Path | None) -> None:
             main([*shlex.split(command)[1:], *(["--out", str(out)] if out else [])])
 
 
-def _compared(exploring: _Exploring, stream: TextIO) -> int:
+def _compare_patches(exploring: _Exploring, stream: TextIO) -> int:
     """Compare the patches, print and write the result, and return the exit status."""
     comparison, folder = exploring.compare()
     result = {
@@ -464,7 +488,10 @@ def _compared(exploring: _Exploring, stream: TextIO) -> int:
 
 
 def _general(arguments: argparse.Namespace) -> _Exploring:
-    """Return the search of `--engine`, whose servers and workloads are drawn from mixes."""
+    """Return the search of `--engine`, whose servers and workloads are drawn from mixes.
+
+    Raises `UsageError` if `--mix` names an unknown mix.
+    """
     mixes, words = tuple(MIXES), ["--engine"]
     if arguments.mix:
         mixes, words = tuple(arguments.mix.split(",")), ["--engine", "--mix", arguments.mix]
@@ -483,7 +510,10 @@ def _general(arguments: argparse.Namespace) -> _Exploring:
 
 
 def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
-    """Return the search of random workloads for the server of one scenario's arm."""
+    """Return the search of random workloads for the server of one scenario's arm.
+
+    Raises `UsageError` if the search cannot play that server.
+    """
     scenario = find(arguments.scenario)
     arm, *_ = find_arms(scenario, [arguments.arm] if arguments.arm else None)
     setup = setup_from(scenario, arm)

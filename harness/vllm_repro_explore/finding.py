@@ -51,10 +51,11 @@ class Finding:
     kind: FindingKind
     # identity of the finding: an invariant, or where the exception was raised
     site: str
-    # numbers of this case
+    # what was observed in this case
     detail: str = field(default="", compare=False)
     exception: str = field(default="", compare=False)
     message: str = field(default="", compare=False)
+    # source line that raised the exception
     source: str = field(default="", compare=False)
     # vLLM functions of the traceback, outermost first
     frames: tuple[str, ...] = field(default=(), compare=False)
@@ -195,7 +196,10 @@ _KNOWN: Sequence[tuple[str, str]] = (
 
 
 def known(finding: Finding) -> str:
-    """Return the upstream issue of a finding; empty if none is known."""
+    """Return what is known of a finding: its upstream issue, or the scenario that has it.
+
+    Return an empty text if nothing is known.
+    """
     return next((what for part, what in _KNOWN if part in finding.site), "")
 
 
@@ -226,9 +230,9 @@ _MASKED = {
 
 
 def template(message: str) -> str:
-    """Return the message with what differs between two prints of one bug masked.
+    """Return the message with the parts masked that differ between two prints of one bug.
 
-    These are numbers with their units, addresses, ids and paths.
+    These are numbers with their units, addresses, ids and line numbers. Paths are shortened.
     """
     return _MASKS.sub(_mask, squeeze(message))
 

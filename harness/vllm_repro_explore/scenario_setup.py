@@ -45,7 +45,8 @@ _PLENTY = 4
 def setup_from(scenario: Scenario, arm: Arm) -> Setup:
     """Return the search's server flags for the server of an arm in the lab.
 
-    Raise `UsageError` if the scenario does not declare layers or blocks.
+    Raises `UsageError` if the scenario does not declare layers or blocks, or if the server has a
+    flag that the search does not play.
     """
     lab = scenario.lab
     command = scenario.command_in_lab(arm)
@@ -95,9 +96,10 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
 
 
 def case_from(scenario: Scenario, arm: Arm) -> Case:
-    """Return an arm's own server and workload as a case of the search.
+    """Return an arm's own server and workload as a case of the search, without pauses and rests.
 
-    Raise `UsageError` if a request is no single prompt of a stated length.
+    Raises `UsageError` if the server cannot be played, or if a request is part of a conversation,
+    is timed in seconds or has no stated prompt length.
     """
     setup, command, waves = setup_from(scenario, arm), scenario.command_in_lab(arm), []
     for step in scenario.workload_of(arm):
@@ -146,10 +148,7 @@ def draw_for(setup: Setup, seed: int) -> Case:
 
 
 def _waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Request, ...], ...]:
-    """Return one to six random waves of requests; their prompts have one to three lengths.
-
-    That is as in real traffic.
-    """
+    """Return one to six random waves of requests; their prompts have one to three lengths."""
     longest = rng.choice((chunk, 2 * chunk, 4 * chunk, 8 * chunk))
     longest = max(2 * block, min(longest, 240 * block))
     usual = [rng.randint(1, longest) for _ in range(rng.choice((1, 1, 2, 3)))]

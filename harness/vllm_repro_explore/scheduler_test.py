@@ -20,7 +20,7 @@ from vllm_repro.report.model import issue_url
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro_explore.case import beyond_scheduler
-from vllm_repro_explore.draft import KV_BYTES, drafting, transfer_config
+from vllm_repro_explore.draft import KV_BYTES, speculative_config, transfer_config
 from vllm_repro_explore.finding import ENDLESS, FindingKind
 from vllm_repro_explore.scenario_setup import case_from
 
@@ -45,9 +45,9 @@ _FLAGS = {
 
 
 def finding_test(finding: Mapping[str, Any], version: str) -> str:
-    """Return the pytest file that shows a finding, given as `explore.json` has it.
+    """Return the text of a pytest file that shows a finding. finding: an item of `explore.json`.
 
-    Raise `UsageError` for one that such a test does not show.
+    Raises `UsageError` for a finding that such a test does not show.
     """
     if (
         FindingKind(finding["kind"]) in (FindingKind.CORRUPTED, FindingKind.LEAK)
@@ -74,9 +74,10 @@ def finding_test(finding: Mapping[str, Any], version: str) -> str:
 
 
 def folder_test(folder: Path) -> str:
-    """Return the pytest file for the worst finding of a search that such a test shows.
+    """Return the text of a pytest file for the worst finding of a search that a test shows.
 
-    In the folder of a run: the file for its scenario.
+    For the folder of a run, return that of its scenario. Raises `UsageError` if there is no
+    finding, or if no such test shows one.
     """
     path = folder / "explore.json"
     if not path.is_file():
@@ -92,9 +93,9 @@ def folder_test(folder: Path) -> str:
 
 
 def scenario_test(scenario: Scenario, arm: Arm | None = None) -> str:
-    """Return the pytest file that plays an arm of a scenario, by default the first.
+    """Return the text of a pytest file that plays an arm of a scenario, by default the first.
 
-    Raise `UsageError` if the scheduler alone cannot play it.
+    Raises `UsageError` if the scheduler alone cannot play it, or if the arm has patches.
     """
     arm = arm or scenario.arms[0]
     if arm.patches:
@@ -150,7 +151,7 @@ def _flags(case: Mapping[str, Any]) -> list[str]:
         "dtype": "bfloat16",
         # some releases disable it if there is a connector
         "disable_hybrid_kv_cache_manager": not case["hybrid"],
-        **({"speculative_config": drafting(case["draft"])} if case["draft"] else {}),
+        **({"speculative_config": speculative_config(case["draft"])} if case["draft"] else {}),
     }
     text = ", ".join(f"{name}={value!r}" for name, value in flags.items())
     return wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ")

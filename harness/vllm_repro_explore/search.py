@@ -58,9 +58,10 @@ class Found:
 
     @property
     def on_runner(self) -> str | None:
-        """Return the finding over the release's own model runner, or why it was not tried.
+        """Return in words what the smallest case shows over the release's own model runner.
 
-        `the same` if it is this finding; None without such a player.
+        That is `the same`, `nothing`, another finding, or why it was not tried. None if the case
+        was not played over it.
         """
         if self.runner is None:
             return None
@@ -77,7 +78,9 @@ class Found:
 class Tally:
     """Counts and findings of a search so far."""
 
+    # cases played, with those that vLLM refused at start
     trials: int = 0
+    # cases that vLLM refused at start
     invalid: int = 0
     steps: int = 0
     # first and last seed
@@ -105,13 +108,15 @@ def search(
     budget: int = 300,
     tally: Tally | None = None,
 ) -> Tally:
-    """Play cases while `go_on` returns True, in a thread per player, and shrink new findings.
+    """Play cases until they run out or `go_on` returns False, and shrink the new findings.
 
-    One shrinks what it finds while the others go on.
+    Each player has a thread. A player shrinks what it finds while the others play.
 
     keep: called with each new finding once it is shrunk. progress: called with the tally after each
     case. on_runner: for each player one that plays the smallest case over the release's own model
-    runner. tally: filled in place, so that an interrupted search keeps its findings.
+    runner. budget: most cases to shrink a finding. tally: filled in place, so that an interrupted
+    search keeps its findings; it is returned. An exception of a player stops the search and is
+    raised.
     """
     searching = _Searching(
         cases, go_on, keep, progress, budget, Tally() if tally is None else tally
@@ -131,7 +136,7 @@ def search(
 
 
 class _OverError(Exception):
-    """The search is over while a player still shrinks."""
+    """Stop of a player's thread that plays or shrinks when the search is over."""
 
 
 @dataclass
@@ -152,9 +157,13 @@ class _Searching:
         self._lock = threading.Lock()
 
     def work(self, play: Play, on_runner: Play | None) -> None:
-        """Play cases until there are no more, and shrink what is new; run in a player's thread."""
+        """Play cases until there are no more, and shrink what is new; run in a player's thread.
+
+        An exception stops the other threads too.
+        """
 
         def unless_over(case: Case) -> PlayResult:
+            """Play a case; raise `_OverError` instead once the search is over."""
             if self.over:
                 raise _OverError
             return play(case)
@@ -177,7 +186,10 @@ class _Searching:
             return None if self.over or not self.go_on() else next(self._cases, None)
 
     def _count(self, seed: int, case: Case, outcome: PlayResult) -> Found | None:
-        """Add a result to the tally; return its worst finding if that is a new one."""
+        """Add a result to the tally; return its worst finding if no earlier case had it, else None.
+
+        Count nothing once the search is over.
+        """
         tally = self.tally
         with self._lock:
             if self.over:
@@ -209,10 +221,14 @@ class _Searching:
             return hit
 
     def _shrink(self, hit: Found, play: Play, on_runner: Play | None) -> None:
-        """Shrink the case of a new finding, and put the smallest one into the tally."""
+        """Shrink the case of a new finding, play it over the model runner, and `keep` it.
+
+        The tally gets the smallest case. Once the search is over, nothing is kept.
+        """
         last: PlayResult | None = None
 
         def fails(candidate: Case) -> bool:
+            """Play a case; return True, and keep its result, if its worst finding is this one."""
             nonlocal last
             result = play(candidate)
             last = result if result.worst == hit.finding else last

@@ -69,7 +69,10 @@ _LEAST = {"blocks": 4, "chunk": 16, "window": 16, "cpu_blocks": 1, "prompt": 8, 
 
 
 def shrink(case: Case, fails: Callable[[Case], bool], budget: int = 300) -> Shrunk:
-    """Return the smallest case for which `fails` returns True, after at most `budget` calls."""
+    """Shrink a failing case with at most `budget` calls of `fails`; return its `Shrunk`.
+
+    `case` itself is not played: the caller knows that it fails.
+    """
     shrunk = Shrunk(case, fails, budget)
     before = None
     while shrunk.tried < budget and shrunk.case != before:
@@ -91,7 +94,10 @@ class Shrunk:
     tried: int = 0
 
     def _take(self, candidate: Case) -> bool:
-        """Play a candidate; if it still fails, make it the case and return True."""
+        """Play a candidate; if it still fails, make it the case and return True.
+
+        Return False unplayed if nothing differs, the budget is spent, or a request never fits.
+        """
         if candidate == self.case or self.tried >= self.budget or _has_no_room(candidate):
             return False
         self.tried += 1
@@ -101,7 +107,7 @@ class Shrunk:
         return True
 
     def drop_requests(self) -> None:
-        """Drop waves and requests, large pieces first."""
+        """Drop waves and requests, large pieces first; then send those left in turn."""
         size = len(self.case.waves)
         while size:
             start = 0
@@ -123,7 +129,7 @@ class Shrunk:
             self._take(replace(self.case, waves=(*before, *apart, *after)))
 
     def switch_off(self) -> None:
-        """Set options and features to their plain values."""
+        """Set options and features to their plain values, and drop cache resets and pauses."""
         for name, value in _PLAIN:
             if name != "layers" or len(value) < len(self.case.setup.layers):
                 self._take(self._with_setup(name, value))
@@ -134,7 +140,7 @@ class Shrunk:
             self._each_ask(name, plain)
 
     def _each_ask(self, name: str, value: Any) -> None:
-        """Set a field of all requests at once, or else of one after the other."""
+        """Set a field of all requests at once; if that does not fail, of one after the other."""
         if self._take(self._map(lambda ask: replace(ask, **{name: value}))):
             return
         for number, wave in enumerate(self.case.waves):
@@ -156,7 +162,10 @@ class Shrunk:
             )
 
     def _lower(self, value: int, least: int, at: Callable[[int], Case]) -> None:
-        """Lower a number by halving steps while the case still fails."""
+        """Lower a number by halving steps while the case still fails.
+
+        at: returns the case with another value. least: the smallest value to try.
+        """
         if value <= least:
             return
         if self._take(at(least)):
@@ -190,7 +199,10 @@ class Shrunk:
 
 
 def _has_no_room(case: Case) -> bool:
-    """Return True if the longest request never fits: it then waits for ever."""
+    """Return True if `max_len` or the KV blocks are too few for the longest request.
+
+    It would wait for ever.
+    """
     setup = case.setup
     return (
         setup.max_len < least_length(setup, case.asks)
@@ -199,6 +211,6 @@ def _has_no_room(case: Case) -> bool:
 
 
 def _tidy(ask: Request) -> Request:
-    """Return the request without what no longer fits into its prompt."""
+    """Return the request without images and shared tokens that no longer fit into its prompt."""
     inside = tuple(image for image in ask.images if image[0] + image[1] <= ask.prompt)
     return replace(ask, shared=min(ask.shared, ask.prompt), images=inside)

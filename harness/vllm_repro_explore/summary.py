@@ -48,14 +48,14 @@ class SearchSummary:
     # command that repeats the search
     again: str
     interrupted: bool = False
-    # of a general start
+    # of a general start; empty for a scenario's server
     mixes: tuple[str, ...] = ()
     # the earlier searches
     record: Record = field(default_factory=Record)
 
     @property
     def new(self) -> list[Found]:
-        """Findings that no earlier search has."""
+        """Return the findings that no earlier search has."""
         return [hit for hit in self.tally.findings if self.record.seen_in(hit.finding) is None]
 
 

@@ -28,7 +28,8 @@ _done = False
 def register() -> None:
     """Install the mechanism that REPRO_LAB_MECHANISM names; vLLM's plugin entry point.
 
-    Exit with a message if this release lacks a name that it replaces or uses.
+    Do nothing without that variable, or if called again. Exit with a message for an unknown value,
+    or if this release lacks a name that the mechanism replaces or uses.
     """
     global _done
     name = os.environ.get("REPRO_LAB_MECHANISM")
@@ -41,7 +42,7 @@ def register() -> None:
     graphs = os.environ.get("REPRO_LAB_CAPTURE", "")
     if graphs and graphs not in GRAPHS:
         sys.exit(f"REPRO_LAB_CAPTURE is {graphs!r}; it must be {' or '.join(GRAPHS)}")
-    _record(mechanism, graphs)
+    _check_release(mechanism, graphs)
     if graphs:
         from . import capture  # here, because it imports torch
 
@@ -66,10 +67,11 @@ def _keep_one_operator_library() -> None:
         sys.modules.setdefault("vllm._C", None)  # type: ignore[arg-type]  # None refuses an import
 
 
-def _record(mechanism: Mechanism, graphs: str) -> None:
+def _check_release(mechanism: Mechanism, graphs: str) -> None:
     """Check once a boot that the release has the names that the lab replaces; exit if not.
 
-    vLLM's first process writes the file; the others skip the check if it exists.
+    Write them to the file of REPRO_LAB_FACTS, and print the mark of the log. vLLM's first process
+    does this; the others do nothing if the file exists.
     """
     path = os.environ.get("REPRO_LAB_FACTS")
     if path and Path(path).exists():

@@ -2,8 +2,8 @@
 
 It checks torch calls inside `torch.cuda.graph`, at two levels. `Guard` sees calls from Python, and
 so transfers. `Operators` sees the operators below them, and so C++ functions that wait. It does not
-import vLLM. Limits: it sees only what goes through torch's
-dispatcher, and models one device with one stream.
+import vLLM. Limits: it sees only what goes through torch's dispatcher, and models one device with
+one stream.
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ def _claim_written(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]
 
 
 def _target(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> torch.device | None:
-    """Return the device that a call of torch names for its result: `DEVICE`, `HOST` or None."""
+    """Return the device that a call of torch names for its result, `DEVICE` or `HOST`.
+
+    Return None if it names none.
+    """
     if name in ("cpu", "cuda"):
         return HOST if name == "cpu" else DEVICE
     device = keywords.get("device")
@@ -131,9 +134,9 @@ def _target(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> to
 
 
 def _placed(name: str, result: Any, args: tuple[Any, ...], target: torch.device) -> Any:
-    """Mark a result that the call placed on `target`.
+    """Mark a result that the call placed on `target`, and return it.
 
-    Clone it if torch returned an argument's memory instead of a copy.
+    It is a clone if torch returned an argument's memory instead of a copy.
     """
     if isinstance(result, torch.Tensor):
         moved = on_device(result) is not (target is DEVICE) and any(
@@ -196,7 +199,7 @@ class graph:  # noqa: N801  # torch's name for it
 
 
 def launch(kernel: Callable[..., None], *args: Any) -> None:
-    """Run the PyTorch replacement of a kernel, unchecked, and record it as one step."""
+    """Run the PyTorch replacement of a kernel, unchecked; during a recording add it as one step."""
     if STATE.recorded is not None and not STATE.in_kernel:
         STATE.recorded.kernel(kernel, args)
     STATE.in_kernel += 1

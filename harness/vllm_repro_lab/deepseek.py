@@ -42,12 +42,12 @@ def install() -> None:
 
 
 def init_device(original: Any, worker: Any) -> Any:
-    """Replace the attention class, then run the worker's own `init_device`.
+    """Replace the attention class, then run the worker's own `init_device`, and return its result.
 
     Not in `install`: the model's modules import parts of vLLM that are not loaded yet when plugins
     are.
     """
-    interpreter.insist()
+    interpreter.exit_if_late()
     _replace_attention()
     return original(worker)
 
@@ -89,16 +89,16 @@ def _replace_attention() -> None:
 def forward_cpu(
     original: Any, indexer: Any, hidden_states: Any, q_quant: Any, k: Any, weights: Any
 ) -> Any:
-    """Reserve workspace in a dummy run, as `forward_cuda` does."""
+    """Run `forward_cuda` in a dummy run, which reserves workspace; else the original."""
     if not isinstance(get_forward_context().attn_metadata, dict):
         return indexer.forward_cuda(hidden_states, q_quant, k, weights)
     return original(indexer, hidden_states, q_quant, k, weights)
 
 
 def _watch_prefills(attention: Any) -> None:
-    """Log the bytes that a prefill requests, before vLLM compares them with the lock.
+    """Log the bytes that a prefill requests if no earlier one in this process requested as many.
 
-    No lab frame is then in the traceback.
+    This is before vLLM compares them with the lock, so no lab frame is in the traceback.
     """
     original, largest = WorkspaceManager._get_workspace_id, [0]
     ensures, prefills = (

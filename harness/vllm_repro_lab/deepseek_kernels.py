@@ -2,7 +2,6 @@
 
 They use the same indices and formulas.
 
-
 A cache block holds the rows of its tokens, then their scales. A row is 448 fp8 values and 64
 bfloat16 values. A token's scales are seven powers of two, one per 64 fp8 values, and one byte of
 padding.
@@ -77,11 +76,10 @@ def combine(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Write the rows of the gathered cache that each token attends to.
 
-    Compressed rows come first, then its window, padded with -1.
-
+    Compressed rows come first, then its window, padded with -1. Return `out`.
 
     rows_each: rows per request; the first `rows_before` of them are compressed. out: the indices
-    and their count per token.
+    and their count per token, which are overwritten.
     """
     indices, lengths = out
     indices.fill_(-1)
@@ -115,7 +113,7 @@ def attend(
     topk_length: torch.Tensor,
     out: torch.Tensor,
 ) -> tuple[torch.Tensor, None, None]:
-    """Compute attention of each query over its rows of `kv`, with a sink.
+    """Write the attention of each query over its rows of `kv` to `out`, with a sink.
 
     The sink is a logit in the softmax that has no value.
     """
@@ -145,7 +143,7 @@ def attend_cached(
     extra_topk_length: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention of one decoded token per row with vLLM's CPU kernel."""
+    """Write the attention of one decoded token per row to `out`, with vLLM's CPU kernel."""
     window = k_cache.squeeze(-2)
     window_slots = _slots(indices, topk_length)
     compressed, slots, block_size = window, window_slots[:, :0], 1

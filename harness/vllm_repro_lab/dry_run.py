@@ -2,7 +2,6 @@
 
 They create the workspace, profile, and run the capture, which locks the workspace.
 
-
 `parts_kernels` lists each replaced name with its reason. All sizes and the lock come from vLLM.
 """
 
@@ -34,7 +33,10 @@ def install(*, profile: bool = False) -> None:
 
 
 def init_device(original: Any, worker: Any, device: Any = None) -> Any:
-    """Create the workspace manager when the worker starts, as the GPU worker does."""
+    """Create the workspace manager, then run the original, as the GPU worker does.
+
+    device: of the workspace; the CPU by default.
+    """
     workspace.init_workspace_manager(
         torch.device("cpu") if device is None else device,
         2 if worker.vllm_config.parallel_config.enable_dbo else 1,
@@ -49,7 +51,10 @@ def determine_available_memory(original: Any, worker: Any) -> Any:
 
 
 def compile_or_warm_up_model(original: Any, worker: Any) -> Any:
-    """Run vLLM's capture_model() after the warm-up, unless graphs are off."""
+    """Run vLLM's capture_model() after the warm-up, unless graphs are off: it locks the workspace.
+
+    No graph is captured. Return the warm-up's result.
+    """
     result = original(worker)
     mode = os.environ.get("REPRO_LAB_GRAPHS", "").upper()
     if worker.model_config.enforce_eager or mode == "NONE":

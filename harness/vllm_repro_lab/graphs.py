@@ -61,7 +61,7 @@ def install(guard: Guard, *, record: bool) -> None:
 
 
 def accept_more_arguments(original: Any, kernels: Any, *grid: Any) -> Any:
-    """Return a kernel that ignores arguments it does not know, if they are switched off."""
+    """Return a kernel that accepts arguments it does not know, if the value of each is false."""
     kernel = original(kernels, *grid)
     taken = inspect.signature(kernel).parameters
     if any(
@@ -118,7 +118,10 @@ def init_device(guard: Guard, original: Any, worker: Any) -> Any:
 
 
 def determine_available_memory(original: Any, worker: Any) -> Any:
-    """Capture the largest graphs once, as the GPU worker does, unless graphs are off."""
+    """Run the original, then capture the largest graphs once, as the GPU worker does.
+
+    Capture none if graphs are off.
+    """
     result = original(worker)
     if worker.vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE:
         worker.model_runner.profile_cudagraph_memory()
@@ -126,7 +129,10 @@ def determine_available_memory(original: Any, worker: Any) -> Any:
 
 
 def compile_or_warm_up_model(guard: Guard, original: Any, worker: Any) -> Any:
-    """Capture after the warm-up, as the GPU worker does, and log the guard's findings."""
+    """Capture after the warm-up, as the GPU worker does; stop the guard and log its counts.
+
+    In eager mode nothing is captured. Without a recording, the server then runs without graphs.
+    """
     result = original(worker)
     if not worker.model_config.enforce_eager:
         worker.model_runner.capture_model()

@@ -2,9 +2,8 @@
 
 With it vLLM's own kernels run, in Python.
 
-
 A module imported with the placeholder keeps it. Install the interpreter before those modules;
-`insist` checks that.
+`exit_if_late` checks that.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def install() -> None:
     triton_utils.triton, triton_utils.tl = triton, triton.language
 
 
-def insist() -> None:
+def exit_if_late() -> None:
     """Exit with a message if a vLLM module was imported before the real Triton was installed."""
     late = [
         name

@@ -2,7 +2,6 @@
 
 The TurboQuant ones use the same cache bytes and formulas.
 
-
 A cache slot, for one token and one head, holds the bytes of the key, then from offset `KPS` those
 of the value. Key: D indices of `MSE_BITS` bits into the centroids and the norm in float16, or D
 bytes of fp8. Value: D numbers of `VQB` bits, then their scale and minimum in float16.
@@ -65,7 +64,7 @@ def store_fp8(_: Grid, call: Call) -> None:
 
 
 def unpack_cache(grid: Grid, call: Call) -> None:
-    """Unpack the first `grid[0]` tokens of a request into K and V.
+    """Unpack the first `grid[0]` tokens of a request into `K_out_ptr` and `V_out_ptr`.
 
     Both have the shape (1, heads, tokens, D) in float16.
     """
@@ -78,7 +77,7 @@ def unpack_cache(grid: Grid, call: Call) -> None:
 def decode_splits(grid: Grid, call: Call) -> None:
     """Compute attention of one query per row over its cached tokens.
 
-    Return output and log-sum-exp of each of `NUM_KV_SPLITS` splits.
+    Write output and log-sum-exp of each of `NUM_KV_SPLITS` splits to `Mid_o_ptr`.
     """
     lengths = [int(length) for length in call.Seq_lens_ptr[: grid[0]]]
     # Rows with one block table (stride 0) are the tokens of one short continuation: unpack its
@@ -110,7 +109,7 @@ def decode_splits(grid: Grid, call: Call) -> None:
 
 
 def merge_splits(grid: Grid, call: Call) -> None:
-    """Merge the splits of each row by their log-sum-exp."""
+    """Merge the splits of each row by their log-sum-exp; write the result to `o` and `lse`."""
     for row, length in enumerate(int(length) for length in call.B_Seqlen[: grid[0]]):
         if length <= 0:
             continue

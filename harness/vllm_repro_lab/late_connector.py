@@ -59,7 +59,10 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
-        """Return (tokens to load, whether asynchronously) once for a prompt that asks for it."""
+        """Return (tokens to load, whether asynchronously) for a prompt that asks for a load.
+
+        Return (0, False) for others, once the load has begun, and for the echo.
+        """
         requested = _asked(request).keys() & {"load", "load_after_end", "reject"}
         if self._echo or not requested or request.request_id in self._seen:
             return 0, False
@@ -67,7 +70,10 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
         return (tokens, "reject" not in requested) if tokens > 0 else (0, False)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Begin the load, or the wait for its second report."""
+        """Note the load for the worker half, or for the echo the wait for its second report.
+
+        For `reject`, note the blocks that must fail.
+        """
         if (
             "load" in _asked(request)
             and request.request_id not in self._seen
@@ -87,9 +93,9 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
         return begun
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Begin the save that the request asks for.
+        """Begin the save, or the load after its end, that the request asks for.
 
-        True: its blocks stay until the save is reported.
+        Return (True, None) for a save: its blocks stay until it is reported. Else (False, None).
         """
         self._seen.discard(request.request_id)
         if "load_after_end" in _asked(request):

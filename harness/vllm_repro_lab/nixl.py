@@ -95,7 +95,7 @@ class Worker:
         return True
 
     def get_finished(self) -> tuple[set[str], set[str]]:
-        """Return the requests whose blocks may be freed, and those whose fetch has ended."""
+        """Try all fetches; return the requests to free, and those whose fetch ended or failed."""
         fetched = {name: self.fetch(name, meta) for name, meta in self._fetching.items()}
         ended = {name for name, came in fetched.items() if came is not None}
         remote = set()
@@ -117,7 +117,10 @@ class Worker:
         return fetched
 
     def get_transfer_results(self) -> Any:
-        """Return the transfers that ended, as newer releases ask instead of `get_finished`."""
+        """Return the transfers that ended and those that failed since the last call.
+
+        Newer releases call this instead of `get_finished`.
+        """
         base: Any = importlib.import_module("vllm.distributed.kv_transfer.kv_connector.v1.base")
         sent, received = self.get_finished()
         failed, self._failed = self._failed, set()

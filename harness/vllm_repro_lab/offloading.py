@@ -72,7 +72,7 @@ class Transfers:
         return submit(job_id, *spec)
 
     def get_finished(self) -> list[Any]:
-        """Return the jobs whose transfers are complete, each once."""
+        """Count a poll of each transfer; return the jobs that are complete, each once."""
         done = [job for job, event in self._events.items() if event.query()]
         for job in done:
             del self._events[job]

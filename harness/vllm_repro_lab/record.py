@@ -2,7 +2,6 @@
 
 It reads the source files, because importing them here would be too early.
 
-
 Also the log lines of what the lab observes in the engine.
 """
 
@@ -49,6 +48,7 @@ class Part:
 class Survey:
     """Names that the lab replaces: those that a vLLM release has, and those that it lacks."""
 
+    # name, file, SHA-256 of the file, why and effect of each
     replaced: tuple[Mapping[str, str], ...]
     # `module.name`, with a missing parameter in parentheses
     missing: tuple[str, ...]
@@ -97,7 +97,7 @@ def survey(parts: Sequence[Part], source: Callable[[Part], tuple[str, Path] | No
 
 @cache
 def _read(path: Path) -> tuple[dict[str, tuple[str, ...]], str]:
-    """Return the names in a source file, with their parameters, and the file's SHA-256."""
+    """Return the names in a source file, with their parameters, and the file's SHA-256; cached."""
     content = path.read_bytes()
     return dict(names_in(content)), hashlib.sha256(content).hexdigest()
 

@@ -72,7 +72,7 @@ class State:
 
     @property
     def watching(self) -> bool:
-        """Return True if calls must be checked."""
+        """Return True during a capture, outside kernel replacements: calls must be checked."""
         return self.capturing and not self.in_kernel
 
 
@@ -107,7 +107,7 @@ def check_call(
 
 
 def check_operator(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-    """Raise CUDA's error if an operator copies or waits in a way that capture forbids."""
+    """Count a checked operator; raise CUDA's error if it copies or waits as capture forbids."""
     STATE.checked += 1
     first = args[0] if args else None
     if name in _WAITING and any_on_device(args, keywords):
@@ -127,7 +127,7 @@ def check_operator(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]
 
 
 def non_blocking(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Return True if the call is a non-blocking transfer."""
+    """Return True if `non_blocking` is set in a call of `to`, `cpu`, `cuda` or `copy_`."""
     if "non_blocking" in keywords or len(args) < 2:
         return bool(keywords.get("non_blocking"))
     # to(device, dtype, non_blocking), to(other, non_blocking), cuda(device, non_blocking),

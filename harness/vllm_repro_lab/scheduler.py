@@ -65,7 +65,11 @@ class _Gathering(queue.Queue):  # type: ignore[type-arg]  # it takes the place o
     """EngineCore's input queue, in which an idle engine gathers and sorts requests."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """Return the next item; an idle engine waits 0.5 s for more, shortest prompt first."""
+        """Return the next item.
+
+        If it is a request and the engine is idle, wait 0.5 s for more, and sort the queue: requests
+        by prompt length, then all else.
+        """
         first = super().get(block, timeout)
         if not block or first[0] is not EngineCoreRequestType.ADD:
             return first
@@ -91,9 +95,9 @@ def _copy_nothing(worker: Any, *_: Any) -> None:
 
 
 def _register_without_memory(worker: Any, *_: Any) -> None:
-    """Make the worker's transfers without memory of layers.
+    """Let the connector's worker make its transfers without memory of layers.
 
-    Like `OffloadingConnectorWorker.register_kv_caches`.
+    Stands for `OffloadingConnectorWorker.register_kv_caches`.
     """
     # the second to 0.24.0
     make = getattr(worker, "_init_worker", None) or worker._register_handlers

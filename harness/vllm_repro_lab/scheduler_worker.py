@@ -2,7 +2,6 @@
 
 It also runs the worker half of a KV connector.
 
-
 Its rules are those of vLLM's `GPUModelRunner` and `Worker`; each names the function that it stands
 for. A token is a hash of the request's prompt and of the token's position, so that a request has
 the same answer in every run.
@@ -103,7 +102,7 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         return _MEMORY
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        """Stand for `Worker.initialize_from_config`: begin the connector's worker half."""
+        """Stand for `Worker.initialize_from_config`: set the blocks, begin the worker half."""
         self.cache_config.num_gpu_blocks = kv_cache_config.num_blocks
         # to the configuration only in newer releases
         for name in ("hash_block_size", "cache_hit_alignment_tokens"):
@@ -122,7 +121,10 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         return False
 
     def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:
-        """Stand for `GPUModelRunner.execute_model`. None: `sample_tokens` returns the answer."""
+        """Stand for `GPUModelRunner.execute_model`: run the connector, and log preemptions.
+
+        Return None, as `sample_tokens` returns the step's tokens; the output if no request runs.
+        """
         if preempted := getattr(scheduler_output, "preempted_req_ids", None):
             observe("preempted", requests=len(preempted))
         if has_kv_transfer_group():
@@ -155,7 +157,7 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
     def sample_tokens(self, grammar_output: Any) -> ModelRunnerOutput | None:
         """Return the step's tokens, in place of `GPUModelRunner.sample_tokens`.
 
-        With a grammar the token is one that its bitmask allows.
+        With a grammar the token is one that its bitmask allows. None if no step was executed.
         """
         answer, self._answer = self._answer, None
         if grammar_output is not None and answer is not None:
@@ -173,8 +175,9 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
     def _sampled(self, scheduler_output: Any) -> dict[str, list[int]]:
         """Return the new tokens of each scheduled request: one at its last token, else none.
 
-        Stands for `GPUModelRunner._update_states` and for the discarded samples of partial prefills
-        in `_prepare_inputs`.
+        Forget finished requests and keep the prompts of new ones. Stands for
+        `GPUModelRunner._update_states`, and for the samples of partial prefills that
+        `_prepare_inputs` discards.
         """
         for name in scheduler_output.finished_req_ids:
             self._prompts.pop(name, None)

@@ -2,7 +2,6 @@
 
 Those of `/v1/realtime` do so, but that route serves only audio models.
 
-
 vLLM loads it by name, like a user's own middleware: `--middleware vllm_repro_lab.segments.route`.
 Then `POST /segments` takes
 

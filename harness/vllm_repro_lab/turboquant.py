@@ -25,8 +25,8 @@ def install(*, graphs: bool, flash: bool = False) -> None:
 
     The kernels are replaced later, when vLLM chooses the backend.
 
-    graphs: the module `graphs` creates the workspace and captures. flash: replace FlashAttention,
-    too.
+    graphs: the module `graphs` creates the workspace and captures; if not, `dry_run` does. flash:
+    also replace FlashAttention.
     """
     wrap(CpuPlatform, "get_attn_backend_cls", partial(get_attn_backend_cls, flash))
     if not graphs:
@@ -42,7 +42,10 @@ def get_attn_backend_cls(
     *args: Any,
     **keywords: Any,
 ) -> Any:
-    """Choose TurboQuant's backend for its caches. flash: replace FlashAttention, too."""
+    """Return TurboQuant's backend for its caches, and replace its kernels; else vLLM's own choice.
+
+    flash: also replace FlashAttention.
+    """
     if not str(attn_selector_config.kv_cache_dtype or "").startswith("turboquant_"):
         return original(cls, selected_backend, attn_selector_config, *args, **keywords)
     replace_kernels()
@@ -56,7 +59,7 @@ def get_attn_backend_cls(
 
 
 def replace_kernels() -> None:
-    """Replace TurboQuant's Triton kernels by PyTorch versions.
+    """Replace TurboQuant's Triton kernels by PyTorch versions, once in a process.
 
     Not in `install`: the backend imports parts of vLLM that are not loaded yet when plugins are.
     """

@@ -147,11 +147,12 @@ class BootSearch(ABC, Generic[Record, Item]):
     def run(
         self, most_boots: int | None, most_seconds: float | None, announce: Callable[[str], None]
     ) -> Path:
-        """Boot until the search is over or a limit is reached, and return its folder.
+        """Boot until the search is over or stopped, write the record, and return its folder.
 
-        most_boots: also counts boots of an earlier call. most_seconds: of this call. announce:
-        called once with the first output line. Raises `UsageError`, `InfraError` or `Unsupported`
-        if no server can be had.
+        A limit, a signal or two boots in a row without an answer stop it: `record.stopped` has the
+        reason. most_boots: also counts boots of an earlier call. most_seconds: of this call.
+        announce: called once with the first output line. Raises `UsageError`, `InfraError` or
+        `Unsupported` if no server can be had.
         """
         self._announce, self.most_boots = announce, most_boots
         began, before, stopped = time.monotonic(), self.record.duration_s, None
@@ -173,9 +174,9 @@ class BootSearch(ABC, Generic[Record, Item]):
         return self.save(stopped, before + time.monotonic() - began)
 
     def _boot_all(self, items: Sequence[Item]) -> str | None:
-        """Boot the items and add the results to the record.
+        """Boot the items; add each result to the record, write it, and print the answer so far.
 
-        Return the signal that interrupted one.
+        Return the signal that interrupted one; None if none was.
         """
         for place, item in enumerate(items, len(self.record.boots) + 1):
             self.progress.line(self.describe(item, place))
@@ -198,15 +199,18 @@ class BootSearch(ABC, Generic[Record, Item]):
         """
         return self.record.readings[0]
 
-    def chosen(self, site: SiteFacts, why: str) -> None:
-        """Print the first line once the first server is chosen, and record its evidence."""
+    def server_chosen(self, site: SiteFacts, why: str) -> None:
+        """Print the first line when the first server is chosen, and record its evidence.
+
+        Runs call this for each server; only the first call has an effect.
+        """
         with self._lock:
             if self._announce is not None and not any(boot.run for boot in self.record.boots):
                 self.record = structs.replace(self.record, evidence=site.evidence.value)
             self.announce(first_line(site, why, None))
 
     def announce(self, line: str) -> None:
-        """Print the first output line once, and write the record.
+        """Print the first output line, and write the record; later calls do nothing.
 
         So a search that is killed in its first boot can be resumed.
         """
@@ -217,9 +221,9 @@ class BootSearch(ABC, Generic[Record, Item]):
                 self.save(None, 0.0)
 
     def save(self, stopped: str | None, duration_s: float) -> Path:
-        """Write the record and return its folder.
+        """Set the reason and the duration, write the JSON and Markdown files, return the folder.
 
-        The folder is made now: a refused command must leave none.
+        The first call makes the folder: a refused command must leave none.
         """
         with self._lock:
             record = self.record = structs.replace(
@@ -255,15 +259,16 @@ class ArmSearch(BootSearch[ArmRecord, Item]):
         """Return the record of a finished boot. common: the fields of `ArmBoot`."""
 
     def boot(self, item: Item) -> tuple[ArmBoot | None, str | None]:
-        """Boot the changed arm below the folder of this verb.
+        """Run the changed arm, and return its boot and None, or None and the signal.
 
-        `history` must not take it for a run of the scenario's workload.
+        Set the record's `version`. The run lies below the folder of this verb: `history` must not
+        take it for a run of the scenario's workload.
         """
         out = self.job.out / self.job.scenario.id / self.record.verb
         arms = [self.changed_arm(item)]
         job = replace(self.job, out=out, arms=arms, reproduce=self.record.reproduce)
         began = time.monotonic()
-        report = run_one(job, self.progress, self.chosen)
+        report = run_one(job, self.progress, self.server_chosen)
         self.record = structs.replace(
             self.record, version=report.vllm_version or self.record.version
         )
@@ -303,7 +308,10 @@ def named_scenario(arguments: argparse.Namespace, verb: str) -> Scenario:
 
 
 def job_of_one_arm(arguments: argparse.Namespace, verb: str) -> Job:
-    """Return the job of a command line with `add_search`. Raises `UsageError`."""
+    """Return the job of a command line with `add_search`.
+
+    Raises `UsageError` if several arms are named, or no scenario, or if the server cannot be had.
+    """
     scenario = named_scenario(arguments, verb)
     arms = find_arms(scenario, arguments.arm or [scenario.arms[0].name])
     if len(arms) != 1:
@@ -366,15 +374,16 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def begun(
+def with_resumed(
     arguments: argparse.Namespace,
     kind: type[SearchRecord],
     *,
     beside: Collection[str] = ("max_boots", "max_time"),
 ) -> tuple[argparse.Namespace, UnfinishedSearch | None]:
-    """Return the arguments of the search, and the unfinished one that `--resume` names, if any.
+    """Return the arguments, and the unfinished search that `--resume` names; None without it.
 
-    The options `beside` are those of this call. Raises `UsageError`.
+    With `--resume` the arguments are those of the first call, except the options `beside`, `--json`
+    and `--on`. Raises `UsageError` if there is no such search, or for any other option.
     """
     if not arguments.resume:
         return arguments, None
@@ -388,7 +397,10 @@ def begun(
 def run_search(
     arguments: argparse.Namespace, search: BootSearch[Any, Any], unfinished: UnfinishedSearch | None
 ) -> int:
-    """Run or resume a search, print its text, and return the exit status."""
+    """Run or resume a search, print its text, and return the exit status: 130 after a signal.
+
+    With `--json`, print the record too.
+    """
     if unfinished is not None:
         search.resume(unfinished)
     limits = (getattr(arguments, "max_boots", None), getattr(arguments, "max_time", None))
@@ -410,10 +422,10 @@ def run_search(
 
 
 def stream_of(arguments: argparse.Namespace) -> TextIO:
-    """Return where text goes: with `--json` the standard output holds JSON alone."""
+    """Return the stream for text: with `--json` standard error, as standard output is for JSON."""
     return sys.stderr if arguments.json else sys.stdout
 
 
 def _boots(text: str) -> int:
-    """Return the number of a `--max-boots` option; refuse anything else."""
+    """Return the number of a `--max-boots` option, 1 to 1000; refuse anything else."""
     return number(text, least=1, most=1_000, what="number of boots")

@@ -83,7 +83,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         return 2 if self.plan is None else self.plan.state.exit_status
 
     def derived(self) -> dict[str, Any]:
-        """Return what the JSON file has beside the fields."""
+        """Return the keys of the JSON file that are computed, such as the answer."""
         return {}
 
     def tables(self) -> list[BootTable]:
@@ -114,7 +114,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         return [(text, link) for text, _, link in (line.partition(_CELL) for line in lines if line)]
 
     def sentences(self, template: str) -> tuple[str, ...]:
-        """Return the paragraphs of a template in the folder of this search, if there is one."""
+        """Return the paragraphs of a template in the folder of this search; empty without it."""
         return tuple(" ".join(block.split()) for block in self._blocks(template))
 
     def _blocks(self, template: str) -> list[str]:

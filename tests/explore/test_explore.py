@@ -27,7 +27,7 @@ from vllm_repro.scenario.scenario import Cause
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_explore.case import Case, Request, Setup, beyond_scheduler
-from vllm_repro_explore.causes import CauseRow, case_of, lines, reading, tried
+from vllm_repro_explore.causes import CauseRow, case_of, lines, play_change, reading
 from vllm_repro_explore.draft import unlike_live
 from vllm_repro_explore.draw import draw
 from vllm_repro_explore.finding import PlayResult, result_from
@@ -568,7 +568,7 @@ def test_every_change_gets_the_same_workloads() -> None:
         assert len(lengths) == 1
         assert 25 <= lengths.pop() % 32 <= 31
     with pytest.raises(ValueError, match="no such flag"):
-        tried(scenario.causes.changes[0], cases, lambda _: PlayResult(invalid="no such flag"))
+        play_change(scenario.causes.changes[0], cases, lambda _: PlayResult(invalid="no such flag"))
 
 
 def test_a_cause_without_arm_or_change_is_a_mistake() -> None:

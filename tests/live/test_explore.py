@@ -16,7 +16,7 @@ from vllm_repro.releases.provision import Release, provision
 from vllm_repro.releases.sources import Source
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.patch import read_diff
-from vllm_repro_explore.causes import case_of, tried
+from vllm_repro_explore.causes import case_of, play_change
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.scenario_setup import case_from, draw_for, setup_from
 from vllm_repro_explore.scheduler_test import finding_test, scenario_test
@@ -34,7 +34,7 @@ def test_workloads_of_causes_crash_as_often_as_known(tmp_path: Path) -> None:
     with Driver(
         provision(Source(release="0.20.2")), driver_model(), tmp_path / "driver.log"
     ) as driver:
-        row = tried(cause, cases, driver.play)
+        row = play_change(cause, cases, driver.play)
     assert (row.died, row.listed) == (10, 11)
     assert all(site.startswith("AssertionError in") for site in row.sites)
 

@@ -53,9 +53,10 @@ def why_unplayed(file: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedFile:
-    """A Python file of vLLM's package that the change touches; None where it does not exist."""
+    """A Python file of vLLM's package that the change touches."""
 
     name: str
+    # text in the base and in the changed vLLM; None if it has no such file
     before: str | None
     after: str | None
 
@@ -64,14 +65,14 @@ class ChangedFile:
 class Change:
     """A base and a changed vLLM, and what differs."""
 
-    # as the user named them
+    # as the user named it
     name: str
     base: Release
     changed: Release
     files: Sequence[ChangedFile]
     # other files of the change, with the reason why the search does not run them
     unplayed: Mapping[str, str] = field(default_factory=dict)
-    # statements that the change touches
+    # statements that the change touches in the base and in the changed vLLM, read from `files`
     before: list[Place] = field(default_factory=list)
     after: list[Place] = field(default_factory=list)
 
@@ -94,7 +95,7 @@ class Change:
 
 
 class UnfitError(Exception):
-    """A change that cannot be played. Arguments: why, whether its own code is at fault."""
+    """A change that cannot be played. broken: its own code is at fault."""
 
     def __init__(self, why: str, *, broken: bool = False) -> None:
         super().__init__(why)
@@ -102,11 +103,11 @@ class UnfitError(Exception):
 
 
 def read_change(text: str, base: Source | None, progress: Progress) -> Change:
-    """Return the change that the command names.
+    """Provision both vLLMs of the change that the command names, and return the change.
 
     text: a diff file, COMMIT of a checkout as FOLDER@COMMIT, a checkout with changes, or a source
-    as `--vllm` has it. base: `--base`. Raise `UsageError` for what is none of these, and
-    `UnfitError` for a diff that does not apply or a file that is no Python.
+    as `--vllm` has it. base: `--base`. Raises `UsageError` for what is none of these or changes
+    nothing, and `UnfitError` for a diff that does not apply or a file that is no Python.
     """
     path = Path(text).expanduser()
     if path.suffix == ".whl" or path.is_dir() or not (path.exists() or path.suffix == ".diff"):
@@ -122,7 +123,10 @@ def read_change(text: str, base: Source | None, progress: Progress) -> Change:
 
 
 def _of_sources(text: str, base: Source | None, progress: Progress) -> Change:
-    """Return the change between two vLLMs that `--vllm` could name."""
+    """Provision two vLLMs that `--vllm` could name, and return the change between them.
+
+    Without `base`, `text` is compared with what `_parent_of` returns.
+    """
     source = parse_source(text)
     first = provision(base or _parent_of(source, text), progress)
     second = provision(source, progress)
@@ -142,7 +146,10 @@ def _of_sources(text: str, base: Source | None, progress: Progress) -> Change:
 
 
 def _parent_of(source: Source, text: str) -> Source:
-    """Return what a source is compared with: a commit's parent, or a checkout's HEAD."""
+    """Return what a source is compared with: a commit's parent, or a checkout's HEAD.
+
+    Raises `UsageError` if the source is no Git checkout.
+    """
     commit = f"{source.commit}^" if source.commit else "HEAD"
     folder = source.folder
     parent = hash_of(folder, commit) if folder and (folder / ".git").exists() else ""
@@ -154,7 +161,10 @@ def _parent_of(source: Source, text: str) -> Source:
 
 
 def _of_diff(path: Path, name: str, source: Source, progress: Progress) -> Change:
-    """Return the change that a diff makes to a source."""
+    """Provision a source, apply a diff to it in an overlay, and return the change.
+
+    Raises `UsageError` if the file is no diff, and `UnfitError` if the diff does not apply.
+    """
     from unidiff.errors import UnidiffParseError  # here: only a diff needs it
     from unidiff.patch import PatchSet
 
@@ -186,7 +196,10 @@ def _of_diff(path: Path, name: str, source: Source, progress: Progress) -> Chang
 
 
 def _overlay(base: Release, files: Sequence[ChangedFile], progress: Progress) -> Path:
-    """Return a folder with the base's package in which the files are changed."""
+    """Write the changed files into the cache, beside links to the base's other files.
+
+    Return the folder.
+    """
     texts = {file.name: file.after for file in files if file.after is not None}
     removed = {file.name for file in files if file.after is None}
     links = {
@@ -205,9 +218,9 @@ def _text(release: Release, name: str) -> str | None:
 
 
 def _applied(patched: PatchedFile, text: str, version: str) -> str:
-    """Return the text of a file with the hunks of a diff; raise `UnfitError` if one has no place.
+    """Return the text of a file with the hunks of a diff; raise `UnfitError` if one does not fit.
 
-    As `patch` does, a hunk is put where its lines stand nearest to the line that it names.
+    As `patch` does, a hunk goes where its lines stand nearest to the line that it names.
     """
     lines, shift = text.splitlines(keepends=True), 0
     for number, hunk in enumerate(patched, 1):
@@ -232,7 +245,10 @@ def _sides(hunk: Hunk) -> tuple[list[Line], list[Line]]:
 
 
 def _nearest(lines: Sequence[str], wanted: Sequence[str], at: int) -> int | None:
-    """Return where `wanted` stands in `lines`, nearest to `at`; None if it does not."""
+    """Return the index nearest to `at` where `lines` has the lines `wanted`; None if nowhere.
+
+    Blanks at the end of a line do not count.
+    """
     starts = range(len(lines) - len(wanted) + 1)
     stripped, sought = [line.rstrip() for line in lines], [line.rstrip() for line in wanted]
     places = [start for start in starts if stripped[start : start + len(sought)] == sought]

@@ -35,20 +35,22 @@ class Start:
     draw: Callable[[int], Case]
     # expected share of its cases that run a changed function
     prior: float = 0.0
+    # of its last case
     seed: int = 0
+    # cases that were played, without variations, and the time that they took
     trials: int = 0
     seconds: float = 0.0
     # cases in which each statement ran
     reach: Counter[int] = field(default_factory=Counter)
 
     def next(self) -> Drawn:
-        """Return the next case of this start."""
+        """Advance the seed by one, and return its case."""
         self.seed += 1
         return Drawn(case=self.draw(self.seed), origin=self.name, seed=self.seed)
 
 
 class Chooser:
-    """Source of the cases of a gate. `first_seed` is that of each start."""
+    """Source of the cases of a gate. first_seed: of each start; sets their `seed`."""
 
     def __init__(self, starts: Sequence[Start], first_seed: int = 1) -> None:
         self._starts = {start.name: start for start in starts}
@@ -63,11 +65,11 @@ class Chooser:
 
     @property
     def first_rounds(self) -> bool:
-        """Return True while each start has its first cases."""
+        """Return True until `choose` has returned two cases of each start."""
         return bool(self._waiting)
 
     def choose(self) -> Drawn:
-        """Return the next case."""
+        """Return the next case: in the first rounds two of each start, then drawn by preference."""
         rng = self._rng
         if self._waiting:
             return self._waiting.pop(0).next()
@@ -82,7 +84,10 @@ class Chooser:
         return rng.choices(starts, weights=[self._worth(start) for start in starts])[0].next()
 
     def note(self, drawn: Drawn, reached: Mapping[int, int], seconds: float, *, hot: bool) -> None:
-        """Add what a case reached. hot: it ended or failed newly."""
+        """Add what a case reached, so that `choose` can vary it.
+
+        reached: runs of each changed statement. hot: a failure ended in it, or it fails newly.
+        """
         start = self._starts[drawn.origin]
         if not drawn.varied:
             start.trials += 1
@@ -99,7 +104,10 @@ class Chooser:
             self._hot = [*self._hot[-4 * _KEPT :], drawn]
 
     def _rare(self) -> Drawn | None:
-        """Return a case that reached a statement, rarely reached ones more often."""
+        """Return a case that reached a statement, rarely reached ones more often.
+
+        Return None if no case reached one.
+        """
         if not self._near:
             return None
         statements = list(self._near)

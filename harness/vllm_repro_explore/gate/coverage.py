@@ -36,7 +36,10 @@ ShareMap = Mapping[str, Mapping[str, float]]
 
 
 def read_map(version: str) -> ShareMap:
-    """Return the map of the release nearest to a version; empty without one."""
+    """Return the map of the newest release up to a version, else of the newest release of all.
+
+    Return an empty map if the version cannot be parsed, or if there is no map.
+    """
     maps = {file.stem: file for file in _MAPS.glob("*.json")}
     try:
         wanted = Version(version.partition("+")[0])
@@ -54,7 +57,10 @@ def read_map(version: str) -> ShareMap:
 
 
 def shares(known: ShareMap, functions: Collection[str]) -> dict[str, float]:
-    """Return for each start the mean share of its cases that run one of the functions."""
+    """Return for each start the mean share of its cases that run one of the functions.
+
+    Functions that the map does not have are left out of the mean; empty if it has none.
+    """
     rows = [known[name] for name in functions if name in known]
     total: Counter[str] = Counter()
     for row in rows:
@@ -63,7 +69,10 @@ def shares(known: ShareMap, functions: Collection[str]) -> dict[str, float]:
 
 
 def record(release: Release, starts: Sequence[Start], cases: int = _CASES) -> dict[str, object]:
-    """Play cases of each start and return the content of a release's map."""
+    """Play cases of each start and return the content of a release's map; log to standard error.
+
+    A function that most cases of every start run is left out.
+    """
     files = sorted(
         path
         for name in FOLDERS
@@ -106,7 +115,7 @@ def record(release: Release, starts: Sequence[Start], cases: int = _CASES) -> di
 
 
 def main(versions: Sequence[str]) -> None:
-    """Record the map of each release that the arguments name."""
+    """Record and write the map of each release that the arguments name."""
     _MAPS.mkdir(exist_ok=True)
     for version in versions:
         content = record(provision(Source(release=version)), general_starts({}))

@@ -77,7 +77,7 @@ class Pairs:
 
     @property
     def fixed(self) -> bool:
-        """Return True if the finding is gone from all cases in which the base has it."""
+        """Return True if it ends in 5 or more cases, and none keeps it, changes it or gets it."""
         return self.ended >= ENOUGH_ENDED and not (self.stays or self.other or self.new)
 
     @property
@@ -104,14 +104,16 @@ def _chance(more: int, less: int) -> float:
 
 
 _KEPT = 40
+"""Most cases kept in each list of `Pairs`."""
 
 
 @dataclass
 class Score:
     """Counts of a gate over the cases so far."""
 
+    # cases that both trees played
     trials: int = 0
-    # refused as released
+    # further cases, refused by vLLM as released
     invalid: int = 0
     pairs: dict[Key, Pairs] = field(default_factory=dict)
     # findings of the base in any case
@@ -122,13 +124,15 @@ class Score:
     cases_after: Counter[int] = field(default_factory=Counter)
     # cases by origin in which a changed statement ran
     origins: Counter[str] = field(default_factory=Counter)
+    # sum of `origins`
     reached: int = 0
+    # per case without a finding: steps and microseconds of the base, then of the changed tree
     costs: list[tuple[int, float, int, float]] = field(default_factory=list)
-    # per case: preempted, tokens from the cache, steps; base and changed
+    # per case without a finding: preempted, tokens from the cache, steps; base and changed
     choices: list[tuple[tuple[int, int, int], tuple[int, int, int]]] = field(default_factory=list)
 
     def count(self, drawn: Drawn, base: PlayResult, changed: PlayResult) -> Finding | None:
-        """Add a case; return what fails newly in it, if anything does."""
+        """Add a case; return its worst finding with the change if the base passes it, else None."""
         self.trials += 1
         self.runs_before.update(base.reached)
         self.runs_after.update(changed.reached)
@@ -168,7 +172,7 @@ class Score:
 
     @property
     def partly(self) -> list[Key]:
-        """Return the findings that end in many cases, and not in all."""
+        """Return the findings that end in many cases, not in all, or that become other failures."""
         return [
             key
             for key, pairs in self.pairs.items()
@@ -177,7 +181,10 @@ class Score:
         ]
 
     def differences(self) -> list[str]:
-        """Return in words which choices of the scheduler differ over the cases that pass."""
+        """Return in words which choices of the scheduler differ over the cases that pass.
+
+        Differences that chance explains are left out.
+        """
         names = ("preemptions", "prompt tokens from the cache", "steps")
         texts = []
         for place, name in enumerate(names):
@@ -193,12 +200,15 @@ class Score:
         return texts
 
     def cost(self) -> Cost | None:
-        """Return the CPU time of vLLM's own code a step; None from too few cases."""
+        """Return the CPU time of vLLM's own code a step; None with fewer than 20 passing cases."""
         return cost_of(self.costs) if len(self.costs) >= 20 else None
 
 
 def worst_of(result: PlayResult) -> Finding | None:
-    """Return the worst finding; a start that only the changed tree refuses is one, too."""
+    """Return the worst finding of the changed tree; None if it passes.
+
+    A start that vLLM refuses counts as a death.
+    """
     if result.invalid:
         return Finding(
             kind=FindingKind.DEATH,
@@ -209,7 +219,10 @@ def worst_of(result: PlayResult) -> Finding | None:
 
 
 def _choices(result: PlayResult) -> tuple[int, int, int]:
-    """Return what another order of valid choices may change."""
+    """Return preemptions, prompt tokens from the cache and steps of a case.
+
+    Another order of valid choices may change them.
+    """
     return result.counts.get("preempted", 0), result.cached_tokens, result.steps
 
 
@@ -220,7 +233,7 @@ class Cost:
     # microseconds a step
     before: float
     after: float
-    # of the ratio, 95 %
+    # 95 % interval of the ratio
     low: float
     high: float
 
@@ -231,7 +244,7 @@ class Cost:
 
     @property
     def slower(self) -> bool:
-        """Return True if the change is slower by more than 10 %, by the whole interval."""
+        """Return True if even the low end of the interval is more than 10 % slower."""
         return self.low > _SLOWER
 
 

@@ -36,13 +36,16 @@ _SHRINK = 150
 
 @dataclass(frozen=True, kw_only=True)
 class Player:
-    """The processes of one thread: both trees."""
+    """The two processes of one thread, one for each tree; a call plays a case on both."""
 
     base: Driver
     changed: Driver
 
     def __call__(self, case: Case) -> tuple[PlayResult, PlayResult | None]:
-        """Return the results of a case on both; None for what the base refuses to start with."""
+        """Play a case on the base, then with the change, and return both results.
+
+        The second is None, and not played, if the base refuses to start.
+        """
         before = self.base.play(case)
         return before, None if before.invalid else self.changed.play(case)
 
@@ -61,7 +64,10 @@ class Proof:
 
 @contextmanager
 def players(change: Change, folder: Path, jobs: int) -> Iterator[list[Player]]:
-    """Start and stop the processes of `jobs` threads; their logs lie in `folder`."""
+    """Yield a player for each of `jobs` threads, and stop their processes at the end.
+
+    Write the statements to count into `folder`; the logs lie there too.
+    """
     probes = {}
     for name, places in (("base", change.before), ("changed", change.after)):
         probes[name] = folder / f"{name}-statements.json"
@@ -69,6 +75,7 @@ def players(change: Change, folder: Path, jobs: int) -> Iterator[list[Player]]:
     with ExitStack() as stack:
 
         def driver(name: str, number: int) -> Driver:
+            """Return a driver of the tree "base" or "changed"; `stack` closes it."""
             release = change.base if name == "base" else change.changed
             log = folder / f"{name}{number or ''}.log"
             made = Driver(
@@ -88,7 +95,7 @@ def players(change: Change, folder: Path, jobs: int) -> Iterator[list[Player]]:
 
 
 def probe_lines(places: Sequence[Place]) -> dict[str, list[tuple[int, int]]]:
-    """Return for each file the lines of its statements with their numbers."""
+    """Return for each file (line, index in `places`) of its statements, as the probe reads them."""
     files: dict[str, list[tuple[int, int]]] = {}
     for number, place in enumerate(places):
         files.setdefault(place.file, []).append((place.line, number))
@@ -96,12 +103,12 @@ def probe_lines(places: Sequence[Place]) -> dict[str, list[tuple[int, int]]]:
 
 
 def imported_files(log: Path) -> set[str]:
-    """Return the changed files that a tree's processes imported, by their log."""
+    """Return the changed files that the process of a log imported; empty if there is no log yet."""
     return set(imported(read_lines(log.read_bytes()))) if log.exists() else set()
 
 
-def start(player: Player, case: Case) -> None:
-    """Play a first case; raise `UnfitError` if the changed vLLM cannot be imported."""
+def play_first_case(player: Player, case: Case) -> None:
+    """Play a case on both trees; raise `UnfitError` if the changed vLLM cannot be imported."""
     player.base.play(case)
     try:
         player.changed.play(case)
@@ -117,6 +124,7 @@ class Gating:
 
     change: Change
     chooser: Chooser
+    # monotonic seconds
     until: float
     progress: Callable[[Score], None]
     # go on after a new failure
@@ -134,7 +142,11 @@ class Gating:
         self._busy: set[Key] = set()
 
     def run(self, pool_of: Sequence[Player]) -> None:
-        """Play until the time is over, or a new failure is proven."""
+        """Play until the time is over, a new failure is proven, or no changed file is imported.
+
+        pool_of: a player for each thread. `score` and `proofs` then hold the result. An exception
+        of a thread stops the others and is raised.
+        """
         pool = ThreadPoolExecutor(len(pool_of))
         try:
             pending = {pool.submit(self._work, player) for player in pool_of}
@@ -148,7 +160,10 @@ class Gating:
             pool.shutdown()
 
     def _go_on(self) -> bool:
-        """Return True until the time is over, or it is clear that nothing more will be seen."""
+        """Return True until the time is over, or a new failure is proven (unless `whole`).
+
+        After the first rounds, also stop if no changed file was imported.
+        """
         if self.over or time.monotonic() > self.until:
             return False
         if self.proofs and not self.whole:
@@ -191,9 +206,10 @@ class Gating:
         return not (pairs.stays or pairs.new)
 
     def _in_functions(self, before: PlayResult, after: PlayResult) -> dict[int, int]:
-        """Return how often changed statements of functions ran; those of the base have numbers < 0.
+        """Return the runs of each changed statement inside a function, by its number.
 
-        What runs at import runs in any case.
+        Statements of the base have numbers below 0. Those that run at import are left out: they run
+        in any case.
         """
         places = self.change.after, self.change.before
         return {
@@ -207,7 +223,10 @@ class Gating:
         }
 
     def _look_into(self, player: Player, drawn: Drawn, new: Finding) -> None:
-        """Prove a new failure, unless it is proven, known or looked into by another thread."""
+        """Prove a new failure and add it to `proofs`.
+
+        Skip one that is proven, or in another thread's hands, or known and not more frequent.
+        """
         key = key_of(new, drawn.case)
         with self._lock:
             pairs = self.score.pairs[key]
@@ -226,7 +245,7 @@ class Gating:
                 self._busy.discard(key)
 
     def _prove(self, player: Player, drawn: Drawn, new: Finding) -> Proof | None:
-        """Return the smallest case of a new failure.
+        """Shrink the case of a new failure, and return the proof.
 
         Return None if the base fails so in a case near it, or if the case does not repeat.
         """
@@ -234,6 +253,10 @@ class Gating:
         in_base: list[int] = []
 
         def fails(case: Case) -> bool:
+            """Return True if the base passes a case and `new` is the worst finding of the change.
+
+            Keep the changed tree's result and the base's statements that ran. False once over.
+            """
             nonlocal last
             if self.over:
                 return False
@@ -277,7 +300,9 @@ class Gating:
         return Proof(found=found, drawn=drawn, ran=ran, neighbours=clean + near)
 
     def _neighbours(self, player: Player, case: Case, key: Key, rng: Random) -> int | None:
-        """Return how many cases near one the base passes; None if it fails so in one of them.
+        """Play 40 cases near one on the base; return how many did not fail with `key`.
+
+        Return None if one of them did: `key` is then in `shared` and in the base's findings.
 
         A failure that another order of valid choices only moves to other cases is not new.
         """
@@ -294,6 +319,6 @@ class Gating:
         return passed
 
 
-def repeated(proof: Proof, times: int) -> Proof:
-    """Return the proof with the number of cases that show it by now."""
+def with_times(proof: Proof, times: int) -> Proof:
+    """Return the proof with `found.times`, the number of cases that show it, set to `times`."""
     return replace(proof, found=replace(proof.found, times=times))

@@ -26,7 +26,7 @@ class FunctionRuns:
     """How often the changed statements of a function ran."""
 
     name: str
-    # runs in the base and with the change
+    # runs in the base and with the change, of the statement that ran most
     before: int
     after: int
     # why it is not played; empty if it ran
@@ -67,7 +67,7 @@ class GateResult:
 
     @property
     def functions(self) -> list[FunctionRuns]:
-        """Return the changed functions, those that ran first."""
+        """Return the changed functions; those that ran come first. Empty without a change."""
         if self.change is None:
             return []
         score, rows = self.score, dict[str, list[int]]()
@@ -104,13 +104,13 @@ class GateResult:
         return why_unplayed(file)
 
     @property
-    def in_functions(self) -> bool:
-        """Return True if a changed statement ran when a case was played, or at import."""
+    def ran_changed_code(self) -> bool:
+        """Return True if a changed statement ran in a played case or at import, in either tree."""
         return any(not row.why for row in self.functions)
 
     @property
     def answer(self) -> Answer:
-        """Return the answer."""
+        """Return the answer; a new failure or broken code counts before all else."""
         if self.proofs or self.broken:
             return Answer.BREAKS
         if self.unfit or self.change is None:
@@ -119,7 +119,7 @@ class GateResult:
             return Answer.FIXES
         if self.score.partly or (self.named and not self._base_fails):
             return Answer.CANNOT_TELL
-        if self.change.only_words or self.in_functions:
+        if self.change.only_words or self.ran_changed_code:
             return Answer.NO_DIFFERENCE
         return Answer.CANNOT_TELL
 
@@ -166,7 +166,7 @@ class GateResult:
 
     @property
     def known_failures(self) -> list[tuple[str, str]]:
-        """Return the failures that both trees have, with their issues."""
+        """Return (failure, counts) of those that stay, or that come up in cases the base passes."""
         return [
             (f"{kind}: {site}" + (f" ({where})" if where else ""), counts_text(pairs))
             for (kind, site, where), pairs in self.score.pairs.items()

@@ -38,12 +38,16 @@ def _draw_mix(mix: str, seed: int) -> Case:
 
 
 def _same(case: Case, _: int) -> Case:
-    """Return a case whatever the seed; the chooser varies it."""
+    """Return the same case for every seed; the chooser varies it."""
     return case
 
 
 def starts_near(name: str) -> list[Start]:
-    """Return the starts of `--fixes`: a scenario's server, or the cases of findings."""
+    """Return the starts of `--fixes`: a scenario's server and workload, or the cases of findings.
+
+    name: a scenario, or a path of findings. Raises `UsageError` if the scenario cannot be played
+    without a server, or if the path has no findings.
+    """
     path = Path(name)
     if path.exists():
         return _starts_of_findings(path)
@@ -64,7 +68,10 @@ def starts_near(name: str) -> list[Start]:
 
 
 def _starts_of_findings(path: Path) -> list[Start]:
-    """Return a start for each finding of a search's or a gate's folder."""
+    """Return a start for each finding of a folder of `explore` or `gate`, or of findings.jsonl.
+
+    Raises `UsageError` if there is none, or if the file cannot be read.
+    """
     file = path / "findings.jsonl" if path.is_dir() else path
     try:
         findings = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -83,7 +90,7 @@ def _starts_of_findings(path: Path) -> list[Start]:
 
 
 def case_of(value: Mapping[str, Any]) -> Case:
-    """Return the case that `Case.as_json` made the JSON object of."""
+    """Return the case of a JSON object that `Case.as_json` made."""
     setup = {name: _tuples(value[name]) for name in Setup.__dataclass_fields__ if name in value}
     waves = [
         tuple(Request(**{name: _tuples(part) for name, part in ask.items()}) for ask in wave)

@@ -10,10 +10,14 @@ from typing import Any
 from vllm_repro_explore.case import Case, Request, Setup, least_blocks, least_length
 
 _Change = Callable[[Random, Setup, list[list[Request]]], Setup]
+"""Random change of a case: it edits the waves in place, and returns the changed setup."""
 
 
 def vary(case: Case, rng: Random, changes: int = 3) -> Case:
-    """Return a case with one to `changes` random changes; its seed differs, too."""
+    """Return a case with one to `changes` random changes, and with another seed.
+
+    Lengths and KV blocks are raised so that vLLM accepts it.
+    """
     waves = [list(wave) for wave in case.waves]
     setup = case.setup
     for _ in range(rng.randint(1, changes)):
@@ -30,13 +34,16 @@ def vary(case: Case, rng: Random, changes: int = 3) -> Case:
 
 
 def _fitting(ask: Request) -> Request:
-    """Return the request with parts of its prompt that are no longer than the prompt."""
+    """Return the request without images and shared tokens that do not fit into its prompt."""
     images = tuple(image for image in ask.images if image[0] + image[1] <= ask.prompt)
     return replace(ask, shared=min(ask.shared, ask.prompt), images=images)
 
 
 def _request(change: Callable[[Random, Request, int], Request]) -> _Change:
-    """Return a change of one request. `change` gets the random generator, it, the block size."""
+    """Return a change of one random request.
+
+    change: gets the random generator, the request and the block size; returns the request.
+    """
 
     def changed(rng: Random, setup: Setup, waves: list[list[Request]]) -> Setup:
         wave = rng.choice([wave for wave in waves if wave])
@@ -89,7 +96,7 @@ def _repeat(rng: Random, setup: Setup, waves: list[list[Request]]) -> Setup:
 
 
 def _drop(rng: Random, setup: Setup, waves: list[list[Request]]) -> Setup:
-    """Leave out a request, but never the last one."""
+    """Leave out a request, unless it is the only one of its wave."""
     wave = rng.choice([wave for wave in waves if wave])
     if len(wave) > 1:
         wave.pop(rng.randrange(len(wave)))
@@ -97,7 +104,7 @@ def _drop(rng: Random, setup: Setup, waves: list[list[Request]]) -> Setup:
 
 
 def _number(name: str, *steps: int) -> _Change:
-    """Return a change of a number of the setup by one of the steps; it stays above 0."""
+    """Return a change that adds one of the steps to a number of the setup; it stays above 0."""
 
     def changed(rng: Random, setup: Setup, _: list[list[Request]]) -> Setup:
         value = max(1, getattr(setup, name) + rng.choice(steps))

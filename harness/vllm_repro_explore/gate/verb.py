@@ -24,7 +24,13 @@ from vllm_repro_explore.gate.change import Change, UnfitError, read_change
 from vllm_repro_explore.gate.choose import Chooser, Start
 from vllm_repro_explore.gate.coverage import read_map, shares
 from vllm_repro_explore.gate.judge import Answer, Score
-from vllm_repro_explore.gate.play import Gating, imported_files, players, repeated, start
+from vllm_repro_explore.gate.play import (
+    Gating,
+    imported_files,
+    play_first_case,
+    players,
+    with_times,
+)
 from vllm_repro_explore.gate.result import GateResult, as_json, as_junit, page, terminal
 from vllm_repro_explore.gate.starts import general_starts, starts_near
 from vllm_repro_explore.scheduler_test import finding_test
@@ -159,13 +165,16 @@ class _Gate:
     gating: Gating | None = None
 
     def play(self) -> None:
-        """Play cases until the time is over or the answer is clear."""
+        """Play cases until the time is over or the answer is clear; play none if no code differs.
+
+        Raises `UnfitError` if the changed vLLM cannot be imported.
+        """
         change, arguments = self.change, self.arguments
         if change.only_words or not change.files:
             return
         starts = self.starts or _general_starts(change)
         with players(change, self.folder, arguments.jobs) as threads:
-            start(threads[0], draw(1, "plain"))
+            play_first_case(threads[0], draw(1, "plain"))
             self.gating = Gating(
                 change=change,
                 chooser=Chooser(starts, arguments.first),
@@ -184,10 +193,10 @@ class _Gate:
         )
 
     def result(self) -> GateResult:
-        """Return the answer from what was played."""
+        """Return the result from what was played, worst new failure first."""
         score = self.gating.score if self.gating else Score()
         proofs = [
-            repeated(proof, score.pairs[key].new)
+            with_times(proof, score.pairs[key].new)
             for key, proof in (self.gating.proofs if self.gating else {}).items()
         ]
         return GateResult(
@@ -205,7 +214,7 @@ def _general_starts(change: Change) -> list[Start]:
 
 
 def _unfit(arguments: argparse.Namespace, error: UnfitError) -> GateResult:
-    """Return the answer for a change that cannot be played."""
+    """Return the result for a change that cannot be played."""
     return GateResult(
         change=None,
         named=arguments.fixes or "",
@@ -219,7 +228,7 @@ def _unfit(arguments: argparse.Namespace, error: UnfitError) -> GateResult:
 
 
 def _again(arguments: argparse.Namespace) -> str:
-    """Return the command that repeats the gate."""
+    """Return the command that repeats the gate, with private paths redacted."""
     options = [
         ("--base", arguments.base),
         ("--for", f"{arguments.most:g}s"),
@@ -233,7 +242,10 @@ def _again(arguments: argparse.Namespace) -> str:
 
 
 def _write(result: GateResult, folder: Path, arguments: argparse.Namespace) -> None:
-    """Write the files of the gate, and a pytest file for each new failure that has one."""
+    """Write the files of the gate, and a pytest file for each new failure that has one.
+
+    Set `result.tests`, which the pages name.
+    """
     put: Callable[[Path, str], None] = partial(
         write_file, hint="free some space, or name another --out"
     )

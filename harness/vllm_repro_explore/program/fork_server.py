@@ -61,7 +61,10 @@ def main() -> None:
 
 
 def _serve(control: socket.socket) -> str:
-    """Fork a process for each message and return its module there. Return nothing at the end."""
+    """Fork a process for each message, and in that process return the module to run.
+
+    Return an empty text in the server, once the other end is closed.
+    """
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 4)
         if not message:
@@ -74,7 +77,10 @@ def _serve(control: socket.socket) -> str:
 
 
 def _begin(start: dict[str, Any], descriptors: Sequence[int]) -> str:
-    """Fork the process and return its module there. This one waits for its exit and reports it."""
+    """Fork the process, and return its module there, with its streams, folder and variables set.
+
+    The parent never returns: it waits for the exit, reports it, and exits.
+    """
     *streams, report = descriptors
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if pid := os.fork():

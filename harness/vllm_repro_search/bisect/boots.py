@@ -35,9 +35,10 @@ _SIDES = {
     ReleaseResult.DIES: Side.BAD,
     ReleaseResult.SOMETIMES: Side.BAD,
 }
-"""Of a boot. Any other result is a skip."""
+"""Side of a boot by its result. Any other result is a skip."""
 
 _MOST_ALIKE = 3
+"""Candidates that are named of those skipped for the same reason."""
 
 
 class BisectionBoot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -121,7 +122,7 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
         return any(boot.side is not Side.SKIP for boot in self.boots_of(label))
 
     def wrong_end(self, known: ChangePoints) -> str:
-        """Return the label of the end that is not as named."""
+        """Return the label of the end that is not as named. known: its state is a wrong end."""
         return self.from_good[0 if known.state is SearchState.GOOD_END_WRONG else -1].label
 
     def left(self, known: ChangePoints) -> list[str]:
@@ -147,7 +148,7 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
     # ── sentences ─────────────────────────────────────────────────────────────────────────────────
 
     def untried(self, known: ChangePoints) -> list[str]:
-        """Return the skipped candidates among those left, grouped by reason."""
+        """Return the skipped candidates among those left, in words, one text for each reason."""
         gap = {candidate.label for candidate in self.from_good[known.left[0] : known.left[-1]]}
         alike: dict[tuple[str, str], list[str]] = {}
         for boot in self.boots:
@@ -174,7 +175,10 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
         return [self.record.candidates[0].vllm]
 
     def next(self) -> Sequence[Candidate]:
-        """Return the candidates to boot next, several at once on a cluster with room."""
+        """Return the candidates to boot next, several at once on a cluster with room.
+
+        `boot` marks all but the first as booted ahead.
+        """
         most = self.job.elsewhere.room(self.job) if self.job.elsewhere else 1
         if self.most_boots is not None:
             most = min(most, max(1, self.most_boots - len(self.record.boots)))
@@ -185,7 +189,7 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
         return self._round
 
     def _relative_cost(self, number: int) -> float:
-        """Return what a boot of this candidate costs; an installed release costs 1.0."""
+        """Return what a boot of a candidate costs: 1.0, or 5.0 if its release must be installed."""
         facts, source = self.job.choice.kind.facts, self.record.from_good[number].vllm
         # A commit is laid out in seconds.
         installs = source.release and facts.runs_vllm and not facts.container
@@ -203,7 +207,10 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
         return f"{label}{boot.side}: {self.record.readings[0]}"
 
     def boot(self, item: Candidate) -> tuple[BisectionBoot | None, str | None]:
-        """Boot a candidate; return its boot for the record, and an interrupting signal."""
+        """Boot a candidate; return its boot and None, or None and the signal that interrupted it.
+
+        Raises `UsageError` if the first boot does; later ones count as skips.
+        """
         began = time.monotonic()
         try:
             row, interrupted = run_release(self, item.vllm)
@@ -239,7 +246,10 @@ class ScriptSearch(BisectionSearch):
         return super().describe(item, number).replace("boot", "run")
 
     def boot(self, item: Candidate) -> tuple[BisectionBoot | None, str | None]:
-        """Call the script for a candidate; return its result, and why the search stops, if so."""
+        """Install a candidate and call the script; return its result and None.
+
+        Return None and the reason if the search must stop: an exit status that means nothing.
+        """
         self.announce(f"Script: {self._script}")
         began = time.monotonic()
         try:

@@ -39,7 +39,7 @@ def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Candidate]
     The oldest comes first. old, new: each a release or a commit. Only `vllm/` and its requirements
     are run, so a commit that changes neither behaves like its parent. vLLM's release tags are on
     branches of their own. If `old` is not an ancestor of `new`, the list begins at their merge
-    base. Raises `UsageError`.
+    base. Raises `UsageError` if the checkout lacks one of them.
     """
     first, last = (_end(checkout, name) for name in (old, new))
     base = git(checkout, "merge-base", first, last).decode().strip()
@@ -55,7 +55,10 @@ def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Candidate]
 
 
 def _end(checkout: Path, name: str) -> str:
-    """Return the hash of an end of the search, which is named by a release or a commit."""
+    """Return the hash of an end of the search. name: a release or a commit.
+
+    Raises `UsageError` if the checkout has no such commit or release tag.
+    """
     tags = [f"v{release_version(name)}"] if version_of(name) is not None else []
     for text in (*tags, name):
         if commit := hash_of(checkout, text):

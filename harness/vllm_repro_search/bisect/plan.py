@@ -169,8 +169,8 @@ class BisectionPlan:
     def ahead(self, most: int, cost: Callable[[int], float] = lambda _: 1.0) -> tuple[int, ...]:
         """Return up to `most` candidates to boot at once.
 
-        The next one is first, then those that would follow a death or a clean boot. cost: as of
-        `next`.
+        The next one is first, then those that would follow a death or a clean boot; empty if the
+        search is over. cost: as of `next`.
         """
         chosen: dict[int, None] = {}
         plans = deque([self])
@@ -182,7 +182,7 @@ class BisectionPlan:
         return tuple(chosen)
 
     def boots_left(self) -> int:
-        """Return about how many boots are to come, without skips."""
+        """Return about how many boots are to come if none is skipped; 0 if the search is over."""
         if self.answer().state is not SearchState.OPEN:
             return 0
         unknown = -sum(chance * log2(chance) for chance in self.posterior() if chance > 0)

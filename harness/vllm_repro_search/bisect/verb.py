@@ -26,9 +26,9 @@ from vllm_repro_search.bisect.candidates import Candidate, commits_between
 from vllm_repro_search.boot_search import (
     UnfinishedSearch,
     add_limits,
-    begun,
     common_fields,
     run_search,
+    with_resumed,
 )
 from vllm_repro_search.versions.verb import (
     for_release,
@@ -122,7 +122,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run `vllm-repro bisect`: search the change by boots or a script; return the exit status."""
     # A script is named again: a record may come from somebody else.
-    arguments, unfinished = begun(arguments, Bisection, beside=("max_boots", "max_time", "script"))
+    arguments, unfinished = with_resumed(
+        arguments, Bisection, beside=("max_boots", "max_time", "script")
+    )
     if unfinished and unfinished.head.get("script") and not arguments.script:
         raise UsageError(
             f"the bisection in {unfinished.folder} asks a script, and a command is never taken from"
@@ -160,7 +162,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _by_script(
     arguments: argparse.Namespace, scenario: Scenario, unfinished: UnfinishedSearch | None
 ) -> int:
-    """Run a bisection that asks a script instead of servers; return the exit status."""
+    """Run a bisection that asks a script instead of servers; return the exit status.
+
+    Raises `UsageError` for an option about servers.
+    """
     unused = {"--server": arguments.server != "auto"} | {
         f"--{name}": getattr(arguments, name) for name in ("model", "weights", "image", "arm", "on")
     }
@@ -206,7 +211,11 @@ def _new_record(
 
 
 def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
-    """Return releases or commits, oldest first, and how many commits change nothing run."""
+    """Return releases or commits, oldest first, and how many commits change nothing that is run.
+
+    Raises `UsageError` if the two ends are equal or in the wrong order, or if `--versions` names a
+    release that is not between them.
+    """
     if arguments.repo is not None:
         return _commits(arguments)
     bad, good = published_release(arguments.bad), published_release(arguments.good)
@@ -233,7 +242,10 @@ def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], i
 
 
 def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
-    """Return (commits that change what is run, oldest first; number of the others)."""
+    """Return (commits that change what is run, oldest first; number of the others).
+
+    Raises `UsageError` if there are fewer than two.
+    """
     if arguments.versions:
         raise UsageError("--versions has no meaning with --repo", hint="leave it out")
     checkout = arguments.repo.expanduser().absolute()

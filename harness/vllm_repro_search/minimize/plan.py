@@ -47,7 +47,7 @@ class MinimizationPlan:
 
     @property
     def kept(self) -> Units | None:
-        """The smallest crashing set by now; None without a crash."""
+        """Return the smallest crashing set by now; None without a crash."""
         return next((attempt.used for attempt in reversed(self.attempts) if attempt.crashed), None)
 
     @property
@@ -72,7 +72,11 @@ class MinimizationPlan:
         return units
 
     def _walk(self) -> _Walk:
-        """Yield each set to try, get its attempt, and return a set that lacks no single unit."""
+        """Yield each set to try, and get its attempt by `send`.
+
+        Return a set that does not crash without any one of its units; empty if the whole does not
+        crash.
+        """
         everything = tuple(range(self.requests + self.others))
         first = yield everything
         if not first.crashed:
@@ -97,7 +101,7 @@ def _less(units: Units, removed: Units) -> Units:
 
 
 def _remove(kept: Units, part: Units, size: int) -> _Walk:
-    """Try to remove `size` neighbours of `part` at a time."""
+    """Try to remove `size` neighbours of `part` at a time; return what is left of `kept`."""
     place = 0
     while removed := tuple(unit for unit in kept if unit in part)[place : place + size]:
         attempt = yield _less(kept, removed)
@@ -109,9 +113,9 @@ def _remove(kept: Units, part: Units, size: int) -> _Walk:
 
 
 def _remove_refused(kept: Units) -> _Walk:
-    """Try to remove together the units without which vLLM did not start: they may need each other.
+    """Try to remove together the units without which vLLM did not start; return what is left.
 
-    Each was tried alone.
+    Each was tried alone; they may need each other.
     """
     refused: Units = ()
     for unit in kept:

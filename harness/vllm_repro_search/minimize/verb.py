@@ -27,10 +27,10 @@ from vllm_repro.verdict.verdict import Expected
 from vllm_repro_search.boot_search import (
     ArmSearch,
     add_search,
-    begun,
     common_fields,
     job_of_one_arm,
     run_search,
+    with_resumed,
 )
 from vllm_repro_search.minimize.plan import Attempt, MinimizationPlan
 from vllm_repro_search.plan import SearchState
@@ -63,7 +63,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `vllm-repro minimize`: reduce the command by boots; return the exit status."""
-    arguments, unfinished = begun(arguments, Minimization)
+    arguments, unfinished = with_resumed(arguments, Minimization)
     job = job_of_one_arm(arguments, "minimize")
     parts = reducible(job.scenario, job.arms[0], job.choice.kind, job.options)
     record = Minimization(
@@ -247,7 +247,10 @@ class Reducible:
                 yield Together(requests) if len(left) > 1 else left[0]
 
     def unsent(self, kept: Sequence[int], sent: int) -> tuple[int, ...]:
-        """Return the pieces from the first unsent request on, if `sent` requests were sent."""
+        """Return the pieces of `kept` from the first unsent request on; empty if all were sent.
+
+        sent: number of requests that were sent.
+        """
         left = [unit for unit in kept if unit < len(self.pieces)]
         requests = [
             place for place, unit in enumerate(left) if isinstance(self.pieces[unit][1], Request)
@@ -258,7 +261,7 @@ class Reducible:
 def reducible(scenario: Scenario, arm: Arm, kind: ServerKind, options: ServerOptions) -> Reducible:
     """Return what may be removed from `arm` on servers of `kind`.
 
-    Raises `UsageError` for an arm that does not crash.
+    Raises `UsageError` for an arm that is not declared to crash, or that patches vLLM.
     """
     if arm.expected is not Expected.DIES or scenario.signature is None:
         raise UsageError(
@@ -337,7 +340,10 @@ def _pieces(step: Step) -> tuple[Step, ...]:
 
 
 def _sized(piece: Step, command: ServeCommand) -> Step:
-    """Return a request with its sizes by `command`: they stay the same without a flag."""
+    """Return a request with its formulas resolved by `command`; any other step as it is.
+
+    So its sizes stay the same when a flag is removed.
+    """
     if not isinstance(piece, Request):
         return piece
 

@@ -66,7 +66,7 @@ class ThresholdPlan:
 
     @property
     def longest_quiet(self) -> int | None:
-        """The longest quiet prompt below the shortest crashing one."""
+        """Return the longest quiet length below the shortest crash; None without one."""
         limit = self.shortest_crash or self.high + 1
         return max(
             (length for length in self.lengths(PromptResult.QUIET) if length < limit), default=None
@@ -74,7 +74,10 @@ class ThresholdPlan:
 
     @property
     def quiet_above(self) -> tuple[int, ...]:
-        """Quiet prompts longer than the shortest crashing one: length alone does not decide."""
+        """Return the lengths of quiet prompts of at least the shortest crashing length.
+
+        If there are any, length alone does not decide.
+        """
         crash = self.shortest_crash
         return tuple(
             sorted(
@@ -138,9 +141,9 @@ class ThresholdPlan:
         return bottom + max(1, round(_SHARE * (top - bottom)))
 
     def _check(self, crash: int) -> PromptSent | None:
-        """Return the next check once the threshold is known.
+        """Return the next prompt that checks the known threshold; None if all checks are done.
 
-        First it is sent alone to a fresh server, then longer prompts.
+        First the threshold is sent alone to a fresh server, then longer prompts.
         """
         alone = any(probe.first for probe in self.probes if probe.length == crash)
         again = sum(probe.length == crash for probe in self.probes) > 1

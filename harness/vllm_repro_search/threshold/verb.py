@@ -25,10 +25,10 @@ from vllm_repro.verdict.verdict import Expected
 from vllm_repro_search.boot_search import (
     ArmSearch,
     add_search,
-    begun,
     common_fields,
     job_of_one_arm,
     run_search,
+    with_resumed,
 )
 from vllm_repro_search.plan import SearchState
 from vllm_repro_search.record import ArmBoot, ReleaseSearchRecord
@@ -62,7 +62,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run `vllm-repro threshold`: search the shortest crashing prompt; return the exit status."""
-    arguments, unfinished = begun(arguments, Threshold)
+    arguments, unfinished = with_resumed(arguments, Threshold)
     job = job_of_one_arm(arguments, "threshold")
     unmeasured = replace(job, measure=MeasureOptions(throughput=None))
     shown = with_out(
@@ -140,9 +140,8 @@ def lengths_of(
 ) -> tuple[ThresholdPlan, Request]:
     """Return the plan of the prompt lengths to try with an arm, and the request to send.
 
-    Raises `UsageError` if the boundary is not a prompt length.
-
-    run: the command that runs the arm's own workload.
+    run: the command that runs the arm's own workload, for hints. Raises `UsageError` if no prompt
+    crashes the arm, or if its boundary is not the length of one prompt.
     """
     again = f"to see what this arm does: {run}"
     if arm.expected is not Expected.DIES or scenario.signature is None or scenario.phase == "boot":

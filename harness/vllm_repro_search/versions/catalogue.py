@@ -172,7 +172,10 @@ def upstream() -> dict[str, Upstream]:
 
 
 def bugs(reports: Path = REPORTS) -> list[Bug]:
-    """Return a row for each scenario, from the kept maps and runs below `reports`."""
+    """Return a row for each scenario, from the kept maps and runs below `reports`.
+
+    Of several sightings in a release, the one with the strongest and then newest evidence counts.
+    """
     seen: dict[str, dict[str, Sighting]] = {}
     for scenario, sighting in (*_from_maps(reports), *_from_runs(reports)):
         row = seen.setdefault(scenario, {})
@@ -210,7 +213,7 @@ def _from_maps(reports: Path) -> Iterator[tuple[str, Sighting]]:
 
 
 def _from_runs(reports: Path) -> Iterator[tuple[str, Sighting]]:
-    """Yield (scenario id, sighting) for each kept run that decides something."""
+    """Yield (scenario id, sighting) for each kept run that decides something; no rehearsals."""
     for file in sorted(reports.glob("*/*/report.json")):
         run: dict[str, Any] = json.loads(file.read_bytes())
         arm = run["arms"][0]
@@ -296,7 +299,7 @@ def _workaround(scenario: Scenario, arm: Arm) -> Workaround:
 
 
 def prices(reports: Path = REPORTS) -> str:
-    """Return `prices.json`: what the kept runs measured of workarounds, by scenario."""
+    """Return the text of `prices.json`: what the kept runs measured of workarounds, by scenario."""
     sentences: dict[str, list[str]] = {}
     for file in sorted(reports.glob("*/*/journal.jsonl")):
         report = build(file.parent)

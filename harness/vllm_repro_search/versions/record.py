@@ -168,14 +168,17 @@ class ReleaseArm(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def signature(self) -> str:
-        """Return how the deaths match the signature; `unknown` if no log names a cause."""
+        """Return how the deaths match the signature; `unknown` if no log names a cause.
+
+        Return `-` without a death that counts.
+        """
         tested = (trial for trial in self.trials if trial.outcome.facts.tested)
         words = dict.fromkeys(trial.death.signature or "unknown" for trial in tested if trial.death)
         return ", ".join(words) or "-"
 
     @property
     def boot(self) -> str:
-        """Return the median time to readiness."""
+        """Return the median time to readiness as text; `-` if no boot was ready."""
         boots = [trial.boot_s for trial in self.trials if trial.boot_s is not None]
         return seconds(median(boots) if boots else None)
 

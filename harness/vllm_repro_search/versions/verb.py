@@ -31,11 +31,11 @@ from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_search.boot_search import (
     BootSearch,
     UnfinishedSearch,
-    begun,
     common_fields,
     named_scenario,
     run_search,
     stream_of,
+    with_resumed,
 )
 from vllm_repro_search.versions.record import (
     ReleaseResult,
@@ -111,7 +111,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run `vllm-repro versions`: one run per release, and the map; return the exit status."""
     added = arguments.versions
-    arguments, unfinished = begun(arguments, VersionMap, beside=("versions",))
+    arguments, unfinished = with_resumed(arguments, VersionMap, beside=("versions",))
     if unfinished is not None:
         arguments.versions = ",".join(
             (*unfinished.head["versions"], *(releases(added) if added else ()))
@@ -214,7 +214,10 @@ def published_release(text: str) -> str:
 
 
 def status_bounds(scenario: Scenario) -> tuple[str, ...]:
-    """Return the first bad release, the release for trying the scenario, and the first good."""
+    """Return the first bad release, the scenario's `try_with` and the first good one, sorted.
+
+    Each is there once; the status may lack the first or the last.
+    """
     status = scenario.status
     return _sorted(filter(None, (status.first_bad, scenario.try_with, status.first_good)))
 
@@ -235,14 +238,17 @@ def for_release(options: ServerOptions, source: Source) -> ServerOptions:
 
 
 def run_release(search: BootSearch[Any, Any], source: Source) -> tuple[ReleaseRow, str | None]:
-    """Run the job of a search on one vLLM; return its row, and the signal that interrupted it."""
+    """Run the job of a search on one vLLM; return its row, and the signal that interrupted it.
+
+    If `InfraError` or `Unsupported` is raised, print it and return the row that says so.
+    """
     job = replace(search.job, options=for_release(search.job.options, source))
     if job.compared:  # `run` with one patch is another command
         job = replace(
             job, reproduce=repeat_command("versions", job, job.choice.kind, ("--versions", source))
         )
     try:
-        report = run_one(job, search.progress, search.chosen)
+        report = run_one(job, search.progress, search.server_chosen)
     except (InfraError, Unsupported) as error:
         return row_of_error(search, source, error), None
     return _row_of_run(search, source, report)
@@ -291,7 +297,7 @@ class ReleaseSweep(BootSearch[VersionMap, str]):
         return self.record.pending if self.job.elsewhere else self.record.pending[:1]
 
     def answer_after(self, boot: ReleaseRow, *, several: bool) -> str:
-        """Print nothing: the run has printed its own result."""
+        """Return an empty text: the run has printed its own result."""
         return ""
 
     def describe(self, item: str, number: int) -> str:
@@ -299,7 +305,10 @@ class ReleaseSweep(BootSearch[VersionMap, str]):
         return f"{item} ({number} of {len(self.record.versions)})"
 
     def boot(self, item: str) -> tuple[ReleaseRow, str | None]:
-        """Run a release, or take its finished run; return its row, and an interrupting signal."""
+        """Run a release, or take its finished run; return its row, and an interrupting signal.
+
+        Raises `UsageError` only if the server refuses all releases; one refused release gets a row.
+        """
         source = Source(release=item)
         if (finished := self._finished_run(item)) is not None:
             self.progress.line(f"  as in {finished.folder.name}")
@@ -313,7 +322,10 @@ class ReleaseSweep(BootSearch[VersionMap, str]):
             return row_of_error(self, source, error), None
 
     def _finished_run(self, version: str) -> RunReport | None:
-        """Return the run of a release in the map that is resumed, unless it must be repeated."""
+        """Return the run of a release in the map that is resumed; None if it must be run.
+
+        That is if it is unfinished, the host spoiled it, or a patch has changed since.
+        """
         if self._unfinished is None:
             return None
         rows = self._unfinished.record.boots

@@ -21,7 +21,7 @@ class NoBoot(Exception):
 
 
 def pools_of(scheduler: Any) -> dict[str, Any]:
-    """Return the block pools by name: the GPU's, and those of connectors."""
+    """Return the block pools by name: "gpu", and "cpu" or "cpu1" for those of connectors."""
     pools = {"gpu": scheduler.kv_cache_manager.block_pool}
     for number, child in enumerate(
         getattr(scheduler.connector, "_connectors", [scheduler.connector])
@@ -33,7 +33,7 @@ def pools_of(scheduler: Any) -> dict[str, Any]:
 
 
 def _parse_once(get_config: Callable[..., Any]) -> Callable[..., Any]:
-    """Let vLLM read a model's config.json once: this took a tenth of a case's time."""
+    """Return `get_config` with a cache: reading a config.json took a tenth of a case's time."""
     read: dict[str, bytes] = {}
 
     def get(path: str, *rest: Any, **more: Any) -> Any:
@@ -48,7 +48,10 @@ model.get_config = _parse_once(model.get_config)
 
 
 def config_of(case: Mapping[str, Any], **engine_arguments: Any) -> Any:
-    """Return vLLM's configuration of a case. engine_arguments: more engine arguments."""
+    """Return vLLM's configuration of a case. engine_arguments: more engine arguments.
+
+    vLLM's own errors are raised if it refuses the flags.
+    """
     if case["connector"]:
         failures = (
             {"kv_load_failure_policy": case["load_failures"]} if case.get("load_failures") else {}

@@ -1,6 +1,7 @@
 """EngineCore of a case over the fake executor, in this process and without a thread.
 
-Differences between releases go by what exists.
+It adapts to a release by the functions and fields that the release has. Importing it replaces some
+functions of vLLM.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _ARRIVALS = count()
 class Refused(Exception):
     """vLLM's frontend, or the engine's input thread, answers a request with an error.
 
-    Arguments: error, whether it should not.
+    Arguments: the error, and True if vLLM should accept the request.
     """
 
 
@@ -74,7 +75,10 @@ class _Engine(core.EngineCoreProc):  # type: ignore[misc]  # vLLM is not install
 
 
 def boot(case: Mapping[str, Any]) -> Any:
-    """Return vLLM's EngineCoreProc for a case. Raise `NoBoot` if it refuses the flags."""
+    """Return vLLM's EngineCoreProc for a case. Raises `NoBoot` if it refuses the flags.
+
+    Sets VLLM_USE_V2_MODEL_RUNNER in this process.
+    """
     flags: dict[str, Any] = {
         "async_scheduling": case["asynchronous"],
         "scheduling_policy": "priority" if case["priority"] else "fcfs",
@@ -110,7 +114,10 @@ def boot(case: Mapping[str, Any]) -> Any:
 
 
 def _executor(case: Mapping[str, Any]) -> Any:
-    """Return the executor class of one case; EngineCore makes its own instance."""
+    """Return the executor class of one case; EngineCore makes its own instance.
+
+    Raises `NoBoot` if the case asks for a model runner that cannot run here.
+    """
     base = FakeExecutor
     if case.get("worker") == "runner":
         if case["runner"] == 2:
@@ -125,13 +132,13 @@ def _executor(case: Mapping[str, Any]) -> Any:
 
 
 class _Inline:
-    """Replacement of a thread pool: it works at once; a future is done after so many looks."""
+    """Replacement of a thread pool: it works at once; a future is done after `looks` questions."""
 
     def __init__(self, looks: int) -> None:
         self._looks = looks
 
     def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call at once; return a future that says so only after so many looks."""
+        """Call at once; return a future with the result or exception, which is done later."""
         future = _Late()
         future.looks = self._looks
         try:
@@ -155,11 +162,11 @@ class _Late(Future[Any]):
         return self.looks >= 0
 
     def done(self) -> bool:
-        """Return True once it was looked at often enough."""
+        """Count a look; return False for the first `looks`, then True."""
         return not self._early()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the result; raise TimeoutError if asked with a timeout too early."""
+        """Return the result. With a timeout, count a look and raise TimeoutError if too early."""
         if timeout is not None and self._early():
             raise TimeoutError
         return super().result(timeout)
@@ -204,7 +211,8 @@ def _transfer(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
 def _prefilled(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `kv_transfer_params` that a prefill server with the same flags answers.
 
-    A block's id is its place in the prompt from 1 on; 0 is the null block.
+    A block's id is its place in the prompt from 1 on; 0 is the null block. The executor's `places`
+    get the blocks too.
     """
     places, prompt = [], ask["prompt"]
     for manager in engine.scheduler.kv_cache_manager.coordinator.single_type_managers:
@@ -232,7 +240,10 @@ def _prefilled(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _image_caches(room: int) -> tuple[Any, Any]:
-    """Return both halves of the cache of processed images: the API server's and the engine's."""
+    """Return both halves of the cache of processed images: the API server's and the engine's.
+
+    room: bytes of each.
+    """
     sender = (
         getattr(cache, "LruKeyReplicatedSenderCache", None) or cache.MultiModalProcessorSenderCache
     )
@@ -259,9 +270,10 @@ def request_of(
     ask: Mapping[str, Any],
     resumable: bool = False,
 ) -> tuple[Any, int]:
-    """Return the request as EngineCore's input thread hands it to the engine.
+    """Return (request, wave) as EngineCore's input thread hands them to the engine.
 
-    Raise `Refused` if it answers with an error.
+    If the engine lacks an image in its cache, the request is sent again with the image. resumable:
+    more parts of a streaming session follow. Raises `Refused` if the answer is an error.
     """
     lora = ask["lora"]
     values = {
@@ -297,7 +309,8 @@ def request_of(
 def _features(engine: Any, images: Sequence[tuple[int, int, int]]) -> list[Any]:
     """Return a request's images as the API server sends them.
 
-    An image has no data if the engine should already have it.
+    An image has no data if the engine should already have it; the API server's cache is updated.
+    Raises `Refused` if an image is larger than the cache.
     """
     features = [
         MultiModalFeatureSpec(
@@ -328,7 +341,10 @@ class Matcher:
         self._accepted: list[int] = []
 
     def row(self, answer: list[int]) -> Any:
-        """Return the bitmask of the token after an answer; None once the grammar has ended."""
+        """Return the bitmask of the token after an answer; None once the grammar has ended.
+
+        Fastest if the answer extends that of the last call.
+        """
         count = len(self._accepted)
         if self._grammar is None or answer[:count] != self._accepted:
             self._grammar, count = _compiled(self._engine, self._sampling), 0

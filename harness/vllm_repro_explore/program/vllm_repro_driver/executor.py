@@ -115,7 +115,7 @@ class _Row:
 
 
 def _timed(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the CPU time of a method of the executor to its `cpu_us`."""
+    """Add the CPU time of a method of the executor, in microseconds, to its `cpu_us`."""
 
     @functools.wraps(method)
     def timed(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -172,7 +172,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return ("generate",)
 
     def collective_rpc(self, method: Any, *_: Any, non_block: bool = False, **__: Any) -> Any:
-        """Answer what EngineCore asks of its one worker."""
+        """Answer what EngineCore asks of its one worker; "sleep" overwrites the KV cache."""
         name = method if isinstance(method, str) else getattr(method, "__name__", "")
         if name == "sleep":
             for memory in self._kv:
@@ -212,7 +212,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return [memory_of(self.case)]
 
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
-        """Fill the KV cache with noise. Layers at the same address share it, as in the real one."""
+        """Make the KV cache, filled with noise, and the connector's worker half if there is one.
+
+        Layers at the same address share memory, as in the real one.
+        """
         (config,) = kv_cache_configs
         self._config = config
         places: dict[Any, int] = {}
@@ -295,7 +298,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             memory[block] = row
 
     def fetch(self, name: str, groups: list[list[tuple[int, int]]]) -> bool:
-        """Write a prompt that another server computed; False if its transfer fails.
+        """Write a prompt that another server computed, and return True; False if the fetch fails.
 
         groups: blocks of each group, and their places in the prompt from 1 on; 0 is the null block.
         """
@@ -340,7 +343,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
 
     @_timed
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
-        """Compute a step over the KV cache; `sample_tokens` then gives its tokens."""
+        """Compute a step over the KV cache; `sample_tokens` then returns its tokens.
+
+        Return None, or the empty output of a step that schedules no request.
+        """
         self.check_awake(output)
         half = self.half
         if half is not None:
@@ -442,7 +448,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return computed
 
     def _place_images(self, known: _Known, start: int, tokens: list[int]) -> None:
-        """Put the encoder's outputs in place of placeholders."""
+        """Put the encoder's outputs in place of placeholders in `tokens`, from position `start` on.
+
+        Raises `ModelRunnerError` if an image is not encoded.
+        """
         for image in known.images:
             first = image.mm_position.offset
             low, high = (
@@ -455,7 +464,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 tokens[low - start : high - start] = encoded[low - first : high - first]
 
     def _inputs(self, output: Any, computed: dict[str, int]) -> list[_Row]:
-        """Return each scheduled request with the tokens, position and blocks of its step."""
+        """Return each scheduled request with the tokens, position and blocks of its step.
+
+        Note a violation if a scheduled token does not exist yet.
+        """
         batch = []
         for name, count in output.num_scheduled_tokens.items():
             known, start = self._known[name], computed[name]
@@ -487,7 +499,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return batch
 
     def _forward(self, batch: list[_Row]) -> None:
-        """Compute layer by layer: a request may read what another one writes in the same step."""
+        """Compute the KV cache and states of a step, layer by layer.
+
+        A request may read what another one writes in the same step.
+        """
         for layer, ((group, place), window) in enumerate(
             zip(self._layers, self.windows, strict=True)
         ):
@@ -497,15 +512,17 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                     self._recur(row, group, memory, layer)
                 continue
             for row in batch:
-                self._look_for(row, group, row.start, "writes")
+                self._check_blocks(row, group, row.start, "writes")
                 reference.write(memory, row.tables[group], size, row.states, row.start)
             for row in batch:
-                self._look_for(row, group, max(0, row.start - window + 1) if window else 0, "reads")
+                self._check_blocks(
+                    row, group, max(0, row.start - window + 1) if window else 0, "reads"
+                )
                 row.states = reference.attend_in(
                     memory, row.tables[group], size, row.states, row.start, window, layer
                 )
 
-    def _look_for(self, row: _Row, group: int, first: int, verb: str) -> None:
+    def _check_blocks(self, row: _Row, group: int, first: int, verb: str) -> None:
         """Note a violation if a request has no block for one of its positions from `first` on."""
         blocks, size = row.known.blocks[group], self._sizes[group]
         index = range(first // size, (row.start + len(row.tokens) - 1) // size + 1)
@@ -539,7 +556,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 memory[self._look_up(name, table, target, "writes-state")] = state
 
     def _look_up(self, name: str, blocks: list[int], index: Any, verb: str) -> Any:
-        """Return the blocks at indices of a block table. Block 0 is the null block."""
+        """Return the blocks at indices of a block table; the last one beyond its end.
+
+        Note a violation for an index beyond the table, and for block 0, the null block.
+        """
         table, index = np.asarray(blocks or [0], dtype=np.int64), np.atleast_1d(index)
         if index[-1] >= len(table):
             self.notes.append(
@@ -557,7 +577,11 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
 
     @_timed
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """Return the step's tokens: accepted drafts and one more, under grammar bitmasks."""
+        """Return the output of the step of `execute_model`: its tokens, under grammar bitmasks.
+
+        A request gets its accepted drafts and one more; none in a partial prefill. Then draft for
+        the next step.
+        """
         batch, widths, fits, copied = self._pending
         self._pending = None
         rows: dict[str, int] = {}

@@ -11,7 +11,10 @@ Broken = tuple[str, str]
 
 
 def books(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
-    """Yield contradictions of free lists, counters, reference counts and block tables."""
+    """Yield contradictions of free lists, counters, reference counts and block tables.
+
+    managers: vLLM's KV cache manager of each layer group, which has the block tables.
+    """
     for name, pool in pools.items():
         yield from _pool(name, pool)
     blocks = pools["gpu"].blocks
@@ -85,7 +88,10 @@ def listed_twice(transfers: list[tuple[str, list[int]]]) -> Iterator[Broken]:
 
 
 def at_rest(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken]:
-    """Yield a violation if a block is held although no request runs and no copy is under way."""
+    """Yield a violation for each pool with held blocks, and one for kept block tables.
+
+    Call it when no request runs and no copy is under way.
+    """
     for name, pool in pools.items():
         held = [block.block_id for block in pool.blocks if block.ref_cnt > 0 and not block.is_null]
         if held:

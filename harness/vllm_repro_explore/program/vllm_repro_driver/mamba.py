@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 
-def _says(module: str, text: str) -> bool:
-    """Return whether the source of a module contains a text.
+def _source_contains(module: str, text: str) -> bool:
+    """Return True if the source of a module contains a text; False if there is no such module.
 
     Nothing else tells these rules apart, and an import takes seconds.
     """
@@ -41,11 +41,11 @@ def _says(module: str, text: str) -> bool:
     )
 
 
-_ALWAYS = _says(
+_ALWAYS = _source_contains(
     "vllm.v1.worker.gpu_model_runner", "use_spec_decode = self.speculative_config is not None"
 )
 """Whether a batch without a draft uses the counts of accepted tokens too."""
-_TAILS = _says("vllm.v1.attention.backends.mamba_attn", "padded_prompt_tail_rows")
+_TAILS = _source_contains("vllm.v1.attention.backends.mamba_attn", "padded_prompt_tail_rows")
 """Whether the last token of a prompt that placeholders of drafts follow decodes."""
 
 
@@ -54,9 +54,9 @@ class States:
 
     def __init__(
         self,
-        # vLLM's
+        # vLLM's `VllmConfig`
         config: Any,
-        # tokens of a step
+        # draft tokens of a step
         drafts: int,
         # copies the states from one index of a request's block table to another
         copy: Callable[[str, int, int], None],
@@ -130,7 +130,10 @@ class States:
         return self._at.get(name, 0)
 
     def right(self, name: str) -> int:
-        """Return the index in the block table of the state that a step starts from."""
+        """Return the index in the block table of the state that a step starts from.
+
+        Note in `lost` a state that vLLM does not find again.
+        """
         right = self._right.get(name, 1)
         if right > 1 and not (self._drafted or _ALWAYS or self._second):
             self.lost.setdefault(name, "a step without drafts")
@@ -140,7 +143,8 @@ class States:
     def decodes(self, name: str, start: int, prompt: int, count: int, drafts: int) -> bool:
         """Return True if a request decodes in this step, and does not prefill.
 
-        It then keeps a state after each token, else one after the last.
+        It then keeps a state after each token, else one after the last. Note in `lost` a state that
+        is lost by this. prompt: its tokens. count, drafts: tokens of the step, and drafts of them.
         """
         if start >= prompt:
             if self._second:
@@ -157,7 +161,11 @@ class States:
         return decoding
 
     def end(self, name: str, computed: int, count: int, drafts: int, accepted: int) -> None:
-        """End a request's step: keep a full block's state. accepted: tokens sampled and kept."""
+        """End a request's step: keep a full block's state.
+
+        computed: tokens before the step. count, drafts: tokens of the step, and drafts of them.
+        accepted: tokens sampled and kept.
+        """
         if not self._drafts:
             return
         self._next[name] = accepted

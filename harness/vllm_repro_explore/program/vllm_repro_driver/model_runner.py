@@ -66,7 +66,6 @@ class _LateCopy:
 
     The copy is complete when the event is waited for.
 
-
     A copy that is over earlier has its counts moved twice, by the batch and by `_prepare_inputs`.
     One that comes later, after a batch of other requests alone, gives them the counts of the last
     batch. Neither race is played.
@@ -157,7 +156,7 @@ class RunnerExecutor(FakeExecutor):
         self._runner.reset_encoder_cache()
 
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
-        """Let vLLM's model runner compute a step."""
+        """Let vLLM's model runner compute a step, and return what it returns."""
         self.check_awake(output)
         for new in output.scheduled_new_reqs:
             self._read[new.req_id] = list(
@@ -208,7 +207,10 @@ class RunnerExecutor(FakeExecutor):
     def _model_forward(
         self, input_ids: Any, positions: Any, _: Any = None, inputs_embeds: Any = None, **__: Any
     ) -> Any:
-        """Compute the hash transformer over the model runner's block tables and slots."""
+        """Compute the hash transformer over the model runner's block tables and slots.
+
+        Return for each token its state and the request's `eos`, of which `_logits` makes logits.
+        """
         runner, batch = self._runner, self._runner.input_batch
         if inputs_embeds is not None:
             input_ids = (inputs_embeds[:, :3].long() * torch.tensor([1, 256, 65536])).sum(1)
@@ -264,7 +266,7 @@ class RunnerExecutor(FakeExecutor):
     def _propose(self, *arguments: Any, **named: Any) -> list[list[int]]:
         """Draft as `NgramProposer.propose`, once the tokens of a step are known.
 
-        Its list of them has no fixed place.
+        The place of the argument with these tokens differs between releases.
         """
         sampled = named.get("sampled_token_ids") or next(
             value for value in arguments if isinstance(value, list)
@@ -274,9 +276,8 @@ class RunnerExecutor(FakeExecutor):
     def _propose_ahead(self, *arguments: Any) -> tuple[Any, Any]:
         """Draft as `NgramProposerGPU.propose`.
 
-        The first `counts` of the `sampled` tokens are those of the step.
-
-        These two arguments are the last in every release; the ones before them differ.
+        The first `counts` of the `sampled` tokens are those of the step. These two arguments are
+        the last in every release; the ones before them differ.
         """
         sampled, counts = arguments[-2:]
         drafts = [
@@ -312,7 +313,11 @@ def _with_ngram_drafts(config: Any) -> Any:
 def _recur(
     metadata: Any, place: int, before_layer: Any, start: int, memory: Any, layer: int
 ) -> Any:
-    """Compute a Mamba layer of one request; the metadata names the states to read and keep."""
+    """Compute a Mamba layer of one request, write its states to `memory`, return those after it.
+
+    metadata: vLLM's; it names the blocks to read and to keep states in. place: of the request in
+    the batch. before_layer: states before the layer, of the positions from `start` on.
+    """
     count = metadata.num_decodes
     if place >= count:
         row = place - count
@@ -357,7 +362,7 @@ def _copy_functions() -> dict[str, Any]:
 
 @cache
 def _meeting() -> TemporaryDirectory[str]:
-    """Prepare this process for a model runner, once; return the folder where workers meet.
+    """Prepare this process for a model runner, once: replace functions of torch and vLLM.
 
     Return the folder through which its one worker forms its process group.
     """

@@ -36,12 +36,12 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
 
     Keys: steps, broken: [{invariant, detail, step}], death: {...}?, and counts of events.
 
-
-    worker: "runner" for the release's own model runner, "both" to compare the two. An exception of
-    this program is the death {"kind": "harness"}. Return {invalid: why} if vLLM refuses the flags.
+    case["worker"]: "runner" for the release's own model runner, "both" to compare the two. An
+    exception of this program is raised at boot, and later the death {"kind": "harness"}. Return
+    {invalid: why} if vLLM refuses the flags.
     """
     if case.get("worker") == "both":
-        return _compared(case)
+        return _play_both(case)
     try:
         engine = boot(case)
     except NoBoot as error:
@@ -80,8 +80,11 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _compared(case: Mapping[str, Any]) -> dict[str, Any]:
-    """Play a case over the fake and the real model runner; a differing step is a violation."""
+def _play_both(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Play a case over the fake and the real model runner; a difference is a violation.
+
+    Return the result over the fake one, or {invalid: why} if the real one cannot play it.
+    """
     ours, theirs = (play({**case, "worker": worker, "trace": True}) for worker in ("", "runner"))
     if "invalid" in theirs:
         return theirs
@@ -123,6 +126,7 @@ class _Sent:
     prompt: list[int]
     sampling: Any
     answer: list[int] = field(default_factory=list)
+    # vLLM's finish reason; empty while it runs, and for a streaming session
     end: str = ""
     aborted: bool = False
     # what a streaming session was fed
@@ -155,7 +159,10 @@ class _Player:
         return {name: sent.answer for name, sent in self._sent.items()}
 
     def play(self) -> None:
-        """Play all waves, wait until nothing is left, and note requests without an answer."""
+        """Play all waves, wait until nothing is left, and note requests without an answer.
+
+        Raises `_Stuck` if nothing progresses.
+        """
         operations = [event for at, what in self._case["ops"] for event in _operation(at, what)]
         for wave in self._case["waves"]:
             self._play_wave([*operations, *_events(wave)])
@@ -191,7 +198,7 @@ class _Player:
             self._check_progress()
 
     def _waits(self, ask: Any) -> bool:
-        """Return True if a request goes on from an answer that has not ended yet."""
+        """Return True if a request continues an answer that has not ended, and the engine works."""
         if not ask or ask["follows"] < 0 or not self._engine.has_work():
             return False
         before = self._sent.get(f"r{ask['follows']}")
@@ -250,7 +257,8 @@ class _Player:
     def _call(self, name: str, *arguments: Any) -> None:
         """Call a method of the engine as the API server does.
 
-        EngineCore answers an exception, now or when a pause ends.
+        An exception, now or when a pause ends, counts as a refused call. A pause that is not
+        complete yet is kept in `_pending`.
         """
         try:
             called = getattr(self._engine, name)(*arguments)
@@ -278,7 +286,10 @@ class _Player:
                 self._refused(error)
 
     def _add(self, name: str, ask: Mapping[str, Any]) -> None:
-        """Send a new request; note a violation if vLLM refuses it and should not."""
+        """Send a new request, and let the executor know what no worker is sent.
+
+        Count a refused one; note a violation if vLLM should accept it.
+        """
         before = self._sent.get(f"r{ask['follows']}")
         prompt = _prompt(
             self._case["seed"], ask, [*before.prompt, *before.answer] if before else []
@@ -402,7 +413,10 @@ class _Player:
         sent.prompt, sent.answer = [*sent.prompt, *sent.answer[:-1]], []
 
     def _judge(self, name: str, sent: _Sent, end: str) -> Iterator[Broken]:
-        """Compare an answer with the reference, and its length and end with what was asked for."""
+        """Yield violations of an answer against the reference, its length and its end.
+
+        Count an answer that ends with an error. That of a prefill for another server is not judged.
+        """
         ask, answer = sent.ask, sent.answer
         if "error" in end:
             self.seen["errors"] += 1
@@ -443,7 +457,10 @@ class _Player:
             yield "wrong-end", f"{name}: stops at {answer[-1]}"
 
     def _named(self, invariant: str, name: str) -> str:
-        """Add the rule that lost a state of this request, or of one that may have cached it."""
+        """Return the invariant with the rule by which this request, or another, lost a state.
+
+        Another request may have cached the state that this one reads.
+        """
         lost = self.executor.lost
         return f"{invariant} ({lost.get(name) or next(iter(lost.values()))})" if lost else invariant
 
@@ -454,7 +471,7 @@ class _Player:
             self.broken.setdefault(invariant, violation)
 
     def _check_progress(self) -> None:
-        """Raise `Stuck` if nothing has moved for too long."""
+        """Raise `_Stuck` if nothing has progressed for 400 steps: restless without a request."""
         if self.steps - self._moved <= _PATIENCE:
             return
         requests = list(self._scheduler.requests.values())
@@ -472,7 +489,10 @@ class _Player:
         )
 
     def _rest(self) -> None:
-        """Step until the scheduler knows that no transfer is left; then check the held blocks."""
+        """Step until the scheduler knows that no transfer is left; then check the held blocks.
+
+        Check nothing if transfers are left after 80 steps.
+        """
         half, quiet = self.executor.half, 0
         for _ in range(_DRAIN):
             quiet = 0 if self._engine.has_work() or (half and half.busy) else quiet + 1
@@ -499,7 +519,10 @@ class _Player:
 
 
 def _operation(at: int, what: str) -> Iterator[tuple[int, int, str, None]]:
-    """Yield (step, order, event, None) of a reset or pause; for a pause also its end."""
+    """Yield (step, order, event, None) of a reset or pause; for a pause also its end.
+
+    Yield nothing for a pause if the release has none.
+    """
     if what.startswith("pause-"):
         if not _HAS_PAUSES:  # older releases have no pause
             return
@@ -518,7 +541,7 @@ def _events(wave: list[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, Any]
 
 
 def _postpone(events: list[tuple[int, int, str, Any]], ask: Mapping[str, Any]) -> None:
-    """Move all events of a request by a step."""
+    """Move all events of a request one step later."""
     events[:] = [(at + (whose is ask), order, what, whose) for at, order, what, whose in events]
     events.sort(key=lambda event: event[:2])
 
@@ -526,7 +549,7 @@ def _postpone(events: list[tuple[int, int, str, Any]], ask: Mapping[str, Any]) -
 def _prompt(seed: int, ask: Mapping[str, Any], before: list[int]) -> list[int]:
     """Return the prompt's tokens; requests of a family share their first ones.
 
-    before: tokens of the chat that it goes on with.
+    before: prompt and answer that it begins with, as a chat does; empty for none.
     """
     family, rest = (
         random.Random(f"{seed}/family{ask['family']}"),
@@ -548,7 +571,7 @@ def _ours(error: BaseException) -> bool:
 
 
 def _at_fault(error: Exception) -> dict[str, Any]:
-    """Return where an exception was raised."""
+    """Return the JSON object of an exception: its message, and its last frame in vLLM if any."""
     frames = traceback.extract_tb(error.__traceback__)
     in_vllm = [frame for frame in frames if "/vllm/" in frame.filename] or list(frames)
     last = in_vllm[-1]

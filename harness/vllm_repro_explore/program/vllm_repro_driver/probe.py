@@ -24,7 +24,7 @@ counts: Counter[int] = Counter()
 
 
 def register() -> None:
-    """Compile the files that REPRO_PROBE names with counters from now on."""
+    """Compile the files that REPRO_PROBE lists with counters from now on; do nothing without it."""
     if name := os.environ.get("REPRO_PROBE"):
         listed = json.loads(Path(name).read_text(encoding="utf-8"))
         modules = {
@@ -35,7 +35,7 @@ def register() -> None:
 
 
 def take_counts() -> dict[int, int]:
-    """Return the counts since the last call."""
+    """Return the counts of each probe since the last call, and clear them."""
     taken = dict(counts)
     counts.clear()
     return taken

@@ -157,7 +157,8 @@ def states(tokens: Sequence[int], key: int, windows: Sequence[int]) -> Numbers:
 def pick(state: Any, row: Any = None, eos: int = 0) -> int:
     """Return the token that the model gives for a state, also under a grammar's bitmask.
 
-    row: bitmask of a grammar, or `endless`. eos: one state in so many ends the answer; 0 for none.
+    row: bitmask of a grammar, or `endless`; None for none. eos: one state in so many ends the
+    answer; 0 for none. Return 0 if the bitmask allows no token.
     """
     number = int(state)
     first = EOS if eos and (number >> 32) % eos == 0 else TEXT[number % len(TEXT)]

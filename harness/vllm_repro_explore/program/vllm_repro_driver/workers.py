@@ -49,7 +49,7 @@ class WorkerHalf:
         self.connector.start_load_kv(SimpleNamespace(no_compile_layers={}, attn_metadata=None))
 
     def after(self, output: Any) -> Any:
-        """Return the `KVConnectorOutput` of a step."""
+        """Finish the connector's step: return its `KVConnectorOutput`, and clear its metadata."""
         connector = self.connector
         connector.wait_for_save()
         answer = KVConnectorOutput()
@@ -189,7 +189,10 @@ class _Pulls(_Fetches):
 
 @cache
 def _mooncake_reports() -> bool:
-    """Replace Mooncake's worker half; return True if the release's own reports a failed pull."""
+    """Return True if the release's own Mooncake worker half reports a failed pull.
+
+    The first call replaces that half by nothing, so that the connector makes none.
+    """
     module: Any = importlib.import_module(
         "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector"
     )
@@ -203,7 +206,8 @@ def worker_half(
 ) -> WorkerHalf:
     """Return the worker half of the configured KV connector, with simulated copies.
 
-    Raise `NotImplementedError` for a connector that has no simulated copier.
+    Replaces NIXL's and Mooncake's worker halves in this process. Raises `NotImplementedError` for
+    a connector that has no simulated copier.
     """
     nixl.install()
     if config.kv_transfer_config.kv_connector.startswith("Mooncake"):
