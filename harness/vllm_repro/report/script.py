@@ -294,15 +294,15 @@ def _usage(scenario: Scenario, report: RunReport | None) -> list[str]:
     """Return how to use the script, in lines: what to install, arguments, exit status."""
     release = (report and report.vllm_version) or scenario.try_with
     on_cpu = release in CPU_BUILDS and not scenario.needs.gpus
-    install = f"{DISTRIBUTION if on_cpu else 'vllm'}=={release}"
+    install = f" {DISTRIBUTION if on_cpu else 'vllm'}=={release}"
     if "+" in release:
-        install = f", and vLLM {release}, which is no release"
+        install = f"; vLLM {release} is a build from source"
     by_hand = (
         f"Start it on {scenario.needs.nodes} nodes by hand, each with its --node-rank, and use"
         " --url."
     )
     return [
-        f"pip install openai {install}    # needs: {scenario.needs}",
+        f"pip install openai{install}    # needs: {scenario.needs}",
         "python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]",
         (
             "Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9:"

@@ -88,12 +88,12 @@ def scenario_files_below(folder: Path) -> list[Path]:
 def all_scenarios(
     folder: Path | None = None, *, warn: Callable[[str], None] | None = None
 ) -> list[Scenario]:
-    """Return every scenario of a folder, by default all known ones: see `scenario_files`.
+    """Return every scenario of a folder, by default all known ones: see `scenario_ids`.
 
     A wrong file is left out and reported to `warn`. Without `warn` it raises `ScenarioError`.
     """
     scenarios: list[Scenario] = []
-    for path in scenario_files(folder):
+    for path in scenario_ids(folder).values():
         try:
             scenarios.append(load_file(path))
         except ScenarioError as error:
@@ -142,12 +142,12 @@ def find(name: str) -> Scenario:
     raise UsageError(f"no scenario is named {name!r}", hint=f"{meant}There are: {', '.join(files)}")
 
 
-def scenario_ids() -> dict[str, Path]:
+def scenario_ids(folder: Path | None = None) -> dict[str, Path]:
     """Return the file of each scenario by its id, without reading the files.
 
     Of two files with one id, the last of `scenario_files` counts.
     """
-    return {path.stem.replace("_", "-"): path for path in scenario_files()}
+    return {path.stem.replace("_", "-"): path for path in scenario_files(folder)}
 
 
 def find_arms(scenario: Scenario, names: list[str] | None) -> list[Arm]:

@@ -406,6 +406,8 @@ def at_once(
     prompt: sizes in tokens. spread: instead, the sizes rise or fall evenly from the first of
     `prompt` to the last. Raises `ValueError` for fewer than two chats.
     """
+    if not prompt:
+        raise ValueError("at_once(…) takes the sizes of its prompts, as in prompt=[900, 9000]")
     even = (prompt[0] + (prompt[-1] - prompt[0]) * at // max(1, count - 1) for at in range(count))
     return together(
         *(

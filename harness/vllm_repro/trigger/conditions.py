@@ -62,8 +62,9 @@ def _dump_evidence(chunk: ScheduledChunk) -> str:
 def chunked_prefill(*, chunks: int = 2) -> Condition:
     """Require a prompt that `max_num_batched_tokens` cut into at least `chunks` pieces.
 
-    Instead, a later chunk of a prompt may be in the dump of the step that crashed, for any
-    `chunks`. Not met if the batch size is unknown. Raises `ValueError` for fewer than 2 chunks.
+    A chunk with that number in the dump of the step that crashed counts, too; without a batch size,
+    each later chunk of a prompt is the second. Not met if the batch size is unknown otherwise.
+    Raises `ValueError` for fewer than 2 chunks.
     """
     if chunks < 2:
         raise ValueError("chunked_prefill(chunks=…) starts at 2: every prompt has one chunk")
@@ -71,7 +72,9 @@ def chunked_prefill(*, chunks: int = 2) -> Condition:
     def find(facts: TriggerFacts) -> TriggerResult:
         for chunk in facts.dump:
             # a decoded token is no chunk
-            if chunk.computed and not chunk.new and chunk.scheduled > 1:
+            if not chunk.computed or chunk.new or chunk.scheduled < 2:
+                continue
+            if 1 + -(-chunk.computed // (facts.chunk or chunk.computed)) >= chunks:
                 return TriggerResult(
                     True, (_dump_evidence(chunk),), f"{chunk.computed} + {chunk.scheduled} tokens"
                 )

@@ -61,7 +61,7 @@ class OutcomeFacts:
 
 
 _OUTCOMES = {
-    Outcome.CRASH: OutcomeFacts(engine="-", tone="bad", ci="failure"),
+    Outcome.CRASH: OutcomeFacts(engine="-", tone="bad", ci="failure", other_failure=True),
     Outcome.OTHER_CRASH: OutcomeFacts(engine="-", tone="bad", ci="failure", other_failure=True),
     Outcome.HANG: OutcomeFacts(engine="hung", tone="bad", ci="failure", other_failure=True),
     Outcome.WRONG_OUTPUT: OutcomeFacts(

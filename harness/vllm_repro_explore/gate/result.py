@@ -11,7 +11,7 @@ from vllm_repro.report.document import plain_text
 from vllm_repro.report.junit import element, xml_text
 from vllm_repro_explore.finding import known
 from vllm_repro_explore.gate.change import Change, why_unplayed
-from vllm_repro_explore.gate.judge import Answer, Key, Pairs, Score
+from vllm_repro_explore.gate.judge import Answer, Key, Pairs, Score, key_of
 from vllm_repro_explore.gate.lines import Place
 from vllm_repro_explore.gate.play import Proof
 from vllm_repro_explore.summary import case_lines
@@ -167,10 +167,11 @@ class GateResult:
     @property
     def known_failures(self) -> list[tuple[str, str]]:
         """Return (failure, counts) of those that stay, or that come up in cases the base passes."""
+        proven = {key_of(proof.found.finding, proof.drawn.case) for proof in self.proofs}
         return [
             (f"{kind}: {site}" + (f" ({where})" if where else ""), counts_text(pairs))
             for (kind, site, where), pairs in self.score.pairs.items()
-            if pairs.stays or pairs.new
+            if pairs.stays or (pairs.new and (kind, site, where) not in proven)
         ]
 
     @property

@@ -276,8 +276,8 @@ def test_a_repeated_boot_is_shown_and_not_counted(outcome: str, sent: bool) -> N
         (
             "reported",
             [
-                *("ready", "short chat", "long chat", "log", "stream (decisive)"),
-                *("engine-process (decisive)", "health (decisive)", "process (decisive)", "end"),
+                *("ready", "short chat", "long chat", "stream (decisive)", "log", "health"),
+                *("engine-process (decisive)", "process (decisive)", "end"),
             ],
         ),
         ("eager", ["ready", "short chat", "long chat", "canary", "end"]),

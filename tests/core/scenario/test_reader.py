@@ -236,6 +236,10 @@ def test_two_scenarios_of_one_issue_are_both_named(
     with pytest.raises(UsageError) as caught:
         find("#54195")
     assert "did you mean min-tokens-stop-ids or own-bug?" in caught.value.hint
+    (tmp_path / "own_bug.py").unlink()
+    own = text_of("min_tokens_stop_ids.py").replace("vLLM", "our vLLM", 1)
+    (tmp_path / "min_tokens_stop_ids.py").write_text(own, encoding="utf-8")
+    assert find("#54195") == find("min-tokens-stop-ids"), "a file of the folder replaces another"
 
 
 def test_an_installed_package_adds_its_scenarios(

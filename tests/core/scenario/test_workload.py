@@ -72,6 +72,7 @@ def test_tools_go_with_every_turn() -> None:
         (lambda: completion(prompt=10, shared=11), "cannot share 11"),
         (lambda: completion(prompt="hello", shared=2), "stated as a size"),
         (lambda: sized(90_109, lab=0), "1 or more"),
+        (lambda: at_once(3, prompt=[], spread=True), "sizes of its prompts"),
         (lambda: flag("block-size"), "as it is written on the command line"),
         (lambda: resolve(flag("--max-model-len"), COMMAND), "does not carry"),
     ],

@@ -105,6 +105,15 @@ HARMLESS, TOO_LONG = few("first", 1), few("second", 9, status=400, refusal="too 
         (chunked_prefill(), replace(facts(9000), chunked=False), False),
         # The dump of the step that died tells a chunk from a prefix hit.
         (chunked_prefill(), TriggerFacts(dump=(ScheduledChunk(4096, 3497),)), True),
+        (chunked_prefill(chunks=3), TriggerFacts(dump=(ScheduledChunk(4096, 3497),)), False),
+        *(
+            (
+                chunked_prefill(chunks=3),
+                TriggerFacts(dump=(ScheduledChunk(done, 99),), batch=4096),
+                done > 4096,
+            )
+            for done in (4096, 8192)
+        ),
         (prefix_hit(), TriggerFacts(dump=(ScheduledChunk(4096, 3497),)), False),
         (chunked_prefill(), TriggerFacts(dump=(ScheduledChunk(256, 129, new=True),)), False),
         (prefix_hit(), TriggerFacts(dump=(ScheduledChunk(256, 129, new=True),)), True),

@@ -368,6 +368,8 @@ def test_the_event_that_quiet_boots_exclude(expected: Expected, event: str) -> N
             (HANG,),
         ),
         (arm("reported", Expected.HANGS, HANG, HANG), Result.REPRODUCES, 2, 2, ()),
+        (arm("reported", Expected.HANGS, HANG, CRASH), Result.REPRODUCES, 1, 2, (CRASH,)),
+        (arm("reported", Expected.HANGS, CRASH), Result.INCONCLUSIVE, 0, 0, (CRASH,)),
         # Other failures are boots too.
         (
             reported(CRASH, *[OTHER] * 4, UNTRIGGERED),
