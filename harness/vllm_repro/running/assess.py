@@ -277,7 +277,8 @@ def _death(
 ) -> tuple[Death, dict[str, str]]:
     """Return the engine's death, and the values at the placeholders of the crash signature.
 
-    The values are empty if the message differs from the signature's. `seen` must have a decisive sign.
+    The values are empty if the message differs from the signature's. `seen` must have a decisive
+    sign.
     """
     signs = sorted(
         (sign for sign in seen.signs if sign.channel is not Channel.COUNTERS),
