@@ -28,7 +28,10 @@ def cache_root(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` to `path` at once: other processes see the old file or the new one."""
+    """Write `content` to `path` at once: other processes see the old file or the new one.
+
+    Raises `OSError`.
+    """
     fresh = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
         fresh.write_bytes(content)
@@ -62,8 +65,8 @@ def locked(root: Path, purpose: str, progress: Progress) -> Iterator[None]:
     """Hold the lock of the cache at `root`: only one process at a time may write there.
 
     Wait while another process holds it, and report the purpose of that process. The kernel releases
-    the lock when its holder exits. Raises `InfraError` if `root` cannot be
-    written.
+    the lock when its holder exits. purpose: shown to those who wait. Raises `InfraError` if `root`
+    cannot be written.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)

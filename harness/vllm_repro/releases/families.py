@@ -9,6 +9,7 @@ from typing import Any
 from vllm_repro.releases.tiny_tokenizer import END_OF_TURN, IMAGE, PAD, added_tokens, special_id
 from vllm_repro.tiny_model import Family, Kind, TinyModel
 
+# `compress_ratios` of DeepSeek-V4
 _COMPRESS: Mapping[Kind, int] = {"sliding": 0, "sparse": 4, "compressed": 128}
 _PIXELS = 224  # width and height of an image, as in the published BLIP-2 models
 _IMAGE_TOKENS = 32

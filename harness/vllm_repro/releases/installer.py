@@ -61,9 +61,9 @@ class Installer:
     def install(
         self, python: Path, requirements: Sequence[str], progress: Progress, *options: str
     ) -> None:
-        """Install requirements into the environment of `python`.
+        """Install requirements into the environment of `python`, from wheels only.
 
-        Raises `InfraError` with uv's error message.
+        options: further ones of `uv pip install`. Raises `InfraError` with uv's error message.
         """
         no_index = (
             ["--no-index"]
@@ -120,7 +120,7 @@ class Installer:
 
 
 def missing_build(error: InfraError) -> bool:
-    """Return True if `error` says that the package index has no such build of vLLM."""
+    """Return True if `error`, from `install`, reports that the index has no such build of vLLM."""
     return bool(re.search(_MISSING_BUILD, f"{error}"))
 
 
@@ -148,7 +148,7 @@ def pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _pip_config() -> dict[str, str]:
-    """Return the settings in pip's configuration files; empty if pip is not installed."""
+    """Return the settings in pip's configuration files, by option; empty if pip does not run."""
     pip = (
         [sys.executable, "-m", "pip"]
         if importlib.util.find_spec("pip")

@@ -21,11 +21,15 @@ RELEASES = tuple(_KNOWN["vllm"])
 """Releases that the harness supports, oldest first."""
 
 CPU_BUILDS = tuple(_KNOWN[DISTRIBUTION])
+"""Releases with a CPU build, oldest first."""
 NEWEST = RELEASES[-1]
 
 
 def nearest_cpu_build(version: str) -> str:
-    """Return the newest release with a CPU build that is no newer than `version`, or the oldest."""
+    """Return the newest release with a CPU build that is no newer than `version`.
+
+    Return the oldest one if all are newer.
+    """
     return next(
         (build for build in reversed(CPU_BUILDS) if Version(build) <= Version(version)),
         CPU_BUILDS[0],
@@ -33,7 +37,7 @@ def nearest_cpu_build(version: str) -> str:
 
 
 def _published(name: str) -> list[str]:
-    """Return the final releases of a package on the index, oldest first."""
+    """Return the final releases of a package on pip's index since `OLDEST`, oldest first."""
     command = [sys.executable, "-m", "pip", "index", "versions", name]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     line = next(line for line in printed.splitlines() if line.startswith("Available versions: "))

@@ -55,7 +55,8 @@ def install_over(
 ) -> Path:
     """Install a vLLM source `tree` over a release's compiled parts; return its site-packages.
 
-    folder: an empty environment, which is filled. base_packages: those of the release.
+    folder: an empty environment, which is filled. base_packages: site-packages of the release, on
+    the same disk. Raises `InfraError` if a package that the tree needs cannot be installed.
     """
     python = folder / "bin" / "python"
     packages = next(folder.glob("lib/python*/site-packages"))
@@ -147,7 +148,7 @@ def _link_source(base_packages: Path, packages: Path, name: str) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Make `target` a hard link to `source`, and replace what is there."""
+    """Make `target` a hard link to `source`, with its folders, and replace what is there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     os.link(source, target)
@@ -162,6 +163,7 @@ def _install_lacking(
 ) -> None:
     """Install requirements that `path` lacks or has in another version, with their dependencies.
 
+    path: site-packages that count as installed; new packages go to the first, that of `python`.
     Keep the other version if the index has none that fits. Raises `InfraError` if a package cannot
     be installed.
     """

@@ -32,7 +32,10 @@ class LocalVllm:
 
 
 def local_vllm(path: str | None = None) -> LocalVllm | None:
-    """Return the `vllm` on PATH, or on `path` in the same form; None if it is not installed."""
+    """Return the `vllm` on PATH, or on `path` in the same form; None if it is not installed.
+
+    Run its Python to find the version, for at most 20 seconds.
+    """
     command = shutil.which("vllm", path=path)
     if command is None:
         return None
@@ -50,7 +53,7 @@ def packages_of_local(executable: Path) -> Path | None:
 def _ask_its_python(executable: Path) -> tuple[str | None, str | None]:
     """Return the version and the packages' folder of the vLLM that `executable` starts.
 
-    None for what is unknown.
+    None for what is unknown, such as both if its Python does not run.
     """
     try:
         done = subprocess.run(

@@ -84,7 +84,7 @@ class Fit:
         )
 
     def missing(self, paths: Collection[str]) -> list[Misfit]:
-        """Return the misfits that break these parts of a model. parts: keys of `PATHS`."""
+        """Return the misfits that break these parts of a model. paths: keys of `PATHS`."""
         return [
             misfit
             for misfit in self.misfits
@@ -95,7 +95,7 @@ class Fit:
 def schemas_of(package: Path, cached: Path) -> dict[str, list[Schema]]:
     """Return the parameters of the compiled operators in `package`, by the operator's name.
 
-    Reading takes seconds, so the result is kept in `cached`.
+    cached: a JSON file that keeps the result, since reading the libraries takes seconds.
     """
     if cached.is_file():
         texts: dict[str, list[str]] = json.loads(cached.read_text(encoding="utf-8"))

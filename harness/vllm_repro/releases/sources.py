@@ -32,7 +32,7 @@ _HINT = (
 )
 REQUIREMENTS = "requirements/common.txt"
 RUN = ("vllm", REQUIREMENTS)
-"""The parts of a checkout that are run."""
+"""Parts of a checkout that are taken for a server: the package and its requirements."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,11 @@ class Tree:
 
 
 def parse_source(text: str) -> Source:
-    """Return the vLLM that a text of `--vllm` names. Raises `UsageError` if it does not exist."""
+    """Return the vLLM that a text of `--vllm` names.
+
+    Raises `UsageError` if it is not the number of a release, and no wheel, folder or commit of vLLM
+    either. Whether a release exists is not looked up.
+    """
     if (version := version_of(text)) is not None:
         # An image may be of a nightly build.
         return Source(release=str(version) if version.local else release_version(text))
@@ -122,7 +126,8 @@ def version_of(text: str) -> Version | None:
 def contents_of(source: Source) -> Contents:
     """Return version, compiled parts and cache key of a wheel, folder or commit of vLLM.
 
-    They are as at the first call. Raises `UsageError` if it is no vLLM.
+    This process keeps the result of the first call, even if the files change. Raises `UsageError`
+    if it is no vLLM.
     """
     if source.wheel:
         return _wheel_contents(source.wheel)
@@ -144,8 +149,8 @@ def contents_of(source: Source) -> Contents:
 def write_tree(source: Source, scratch: Path, base_packages: Path) -> Tree:
     """Return the Python source of a wheel, folder or commit on disk; unpack it if necessary.
 
-    A wheel is unpacked into the empty folder `scratch`; so is a commit, without the files that the
-    base has too.
+    A wheel is unpacked into the empty folder `scratch`; so is a commit, without the files that
+    `base_packages`, the release's, has too (`Tree.same`). Raises `UsageError` if git fails.
     """
     if source.wheel:
         with zipfile.ZipFile(source.wheel) as archive:
@@ -176,6 +181,7 @@ def _runtime_file_hashes(source: Source) -> dict[str, str]:
 
 
 NEWEST_COMPILED = nearest_cpu_build(NEWEST)
+"""Release of the compiled parts for a folder whose own release is unknown."""
 
 
 def _commit_source(checkout: Path, text: str) -> Source:
@@ -194,7 +200,7 @@ def _commit_source(checkout: Path, text: str) -> Source:
 
 
 def hash_of(checkout: Path, text: str) -> str:
-    """Return the full hash of the commit that `text` names; empty without one."""
+    """Return the full hash of the commit that `text` names; empty without one, or a checkout."""
     return (
         git(checkout, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b"")
         .decode()
@@ -203,7 +209,10 @@ def hash_of(checkout: Path, text: str) -> str:
 
 
 def _wheel_contents(path: Path) -> Contents:
-    """Return version, compiled parts and cache key of a wheel; raise if it is not vLLM's."""
+    """Return version, compiled parts and cache key of a wheel, by its name and content.
+
+    Raises `UsageError` if it is not vLLM's.
+    """
     # here: only a wheel needs them
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
@@ -285,7 +294,8 @@ def _nearest_tag(checkout: Path, commit: str | None) -> str:
 def git(checkout: Path, *arguments: str, missing: bytes | None = None) -> bytes:
     """Run git in `checkout` and return its output.
 
-    missing: returned if git fails. Raises `UsageError` with git's message otherwise.
+    missing: what to return if git fails; None to raise `UsageError` with git's message. Also raises
+    it if git is not installed.
     """
     if shutil.which("git") is None:
         raise UsageError(

@@ -72,7 +72,7 @@ def make_tiny_model(folder: Path, model: TinyModel) -> Path:
 def cached_model(model: TinyModel, *, weights: bool = False) -> Path:
     """Return the folder of a tiny model in the cache, made on first use.
 
-    weights: include `model.safetensors`.
+    weights: include `model.safetensors`; raises `ValueError` for a family without made weights.
     """
     folder = make_tiny_model(
         cache_root() / "models" / (model.slug + ("-weights" if weights else "")), model

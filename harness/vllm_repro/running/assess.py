@@ -38,6 +38,7 @@ from vllm_repro_diagnosis.log_text import Line, read_lines
 from vllm_repro_diagnosis.signature import How, compare, failed_nodes
 
 _MOST_FRAMES = 40
+"""Frames of a death that are kept: the innermost ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,11 @@ class Conclusion:
     ok: int
     # one sentence for people
     why: str
+    # values at the placeholders of the crash signature
     captured: dict[str, str]
+    # fields of `BootFacts`
     boot: dict[str, Any]
+    # the server was started
     launched: bool
     # measurement, or `NEVER_IDLE`, in which the engine died or hung
     during: str = ""
@@ -85,7 +89,8 @@ def assess(
 ) -> Conclusion:
     """Return what one trial showed, from what the harness saw of it and the server's log.
 
-    log: the server's whole log; an absent file is an empty log. trigger: the trigger of the arm.
+    log: the server's whole log; an absent file is an empty log. The logs of further nodes are read
+    beside it. trigger: the trigger of the arm; None for that of the scenario.
     """
     died = any(sign.decisive for sign in seen.signs)
     # Read the log once for each question: it may be larger than the memory.
@@ -108,7 +113,9 @@ def assess(
         finding=finding,
         death=death,
         cancelled=seen.cancelled,
-        infra=seen.infra or _infra(seen) or (None if died or seen.hung else _gateway_trouble(seen)),
+        infra=seen.infra
+        or _host_trouble(seen)
+        or (None if died or seen.hung else _gateway_trouble(seen)),
         unsupported=unsupported,
         hung=seen.hung if seen.ready else None,
         wrong_output=_wrong_output(seen) or check_output(scenario.output, seen.output, weights),
@@ -150,7 +157,7 @@ def _lines(log: Path) -> Iterable[Line]:
 
 
 def _fatal_lines(log: Path) -> int:
-    """Return how many lines of the log report a death."""
+    """Return how many lines of the log report a death decisively."""
     signs = (log_sign(line.raw) for line in _lines(log))
     return sum(sign is not None and sign[1] for sign in signs)
 
@@ -158,7 +165,7 @@ def _fatal_lines(log: Path) -> int:
 def _unseen_death(log: Path) -> DeathSign:
     """Return the sign of a death that only the finished log shows.
 
-    Its time is that of the log's last line.
+    Its time is the log's last write.
     """
     at = log.stat().st_mtime
     return DeathSign(Channel.LOG, "found in the log after the trial", at, at)
@@ -172,7 +179,10 @@ def _trigger_facts(
     boot: BootFacts,
     captured: dict[str, str],
 ) -> TriggerFacts:
-    """Return the facts that trigger conditions use, from log, command and requests."""
+    """Return the facts that trigger conditions use, from log, command and requests.
+
+    For an attached server the scenario's command does not count.
+    """
     batch, chunked = boot.max_num_batched_tokens, boot.chunked_prefill
     # The boot line shows the value in force, the flag only the requested value. An attached server
     # does not have the scenario's flags.
@@ -181,7 +191,7 @@ def _trigger_facts(
         batch = batch or command.number("--max-num-batched-tokens")
         chunked = command.enabled("--enable-chunked-prefill") if chunked is None else chunked
     return TriggerFacts(
-        requests=tuple(_in_flight(request, seen) for request in seen.requests),
+        requests=tuple(_mark_in_flight(request, seen) for request in seen.requests),
         batch=batch,
         chunked=chunked,
         backend=boot.attention_backend,
@@ -199,7 +209,7 @@ def _trigger_facts(
     )
 
 
-def _in_flight(request: SentRequest, seen: Observed) -> SentRequest:
+def _mark_in_flight(request: SentRequest, seen: Observed) -> SentRequest:
     """Return the request, marked if it was in flight when the engine died or hung."""
     if request.status is not None or request.left:
         return request
@@ -212,7 +222,10 @@ def _in_flight(request: SentRequest, seen: Observed) -> SentRequest:
 
 
 def _shape(scenario: Scenario, seen: Observed, boot: BootFacts) -> AttentionShape | None:
-    """Return the model's attention sizes; None if the scenario's model is not served."""
+    """Return the attention sizes of the served model, tiny or the scenario's.
+
+    Return None if another model is served, or the scenario does not have them.
+    """
     model, served = scenario.model, seen.tiny_model
     if (
         served is None
@@ -250,7 +263,10 @@ def _last_part(name: str) -> str:
 
 
 def _node_diagnoses(log: Path, head: Diagnosis) -> dict[int, Diagnosis]:
-    """Return the diagnosis of each node's log by rank; empty for a server of one node."""
+    """Return the diagnosis of each node's log by rank; empty for a server of one node.
+
+    head: the diagnosis of the first node's log, `log`.
+    """
     others = sorted(log.parent.glob(f"{log.stem}.rank*.log"))
     by_rank = {int(path.stem.rpartition("rank")[2]): diagnose(_lines(path)) for path in others}
     return {0: head, **by_rank} if by_rank else {}
@@ -259,7 +275,11 @@ def _node_diagnoses(log: Path, head: Diagnosis) -> dict[int, Diagnosis]:
 def _death(
     scenario: Scenario, seen: Observed, diagnosis: Diagnosis, nodes: dict[int, Diagnosis]
 ) -> tuple[Death, dict[str, str]]:
-    """Return the engine's death, and the values at the placeholders of the crash signature."""
+    """Return the engine's death, and the values at the placeholders of the crash signature.
+
+    The values are empty if the message differs from the signature's. `seen` must have a decisive
+    sign.
+    """
     signs = sorted(
         (sign for sign in seen.signs if sign.channel is not Channel.COUNTERS),
         key=lambda sign: sign.at,
@@ -316,8 +336,8 @@ def weights_of(command: ServeCommand, seen: Observed, boot: BootFacts) -> Served
     return ServedWeights.MADE if seen.tiny_model is not None else ServedWeights.REAL
 
 
-def _infra(seen: Observed) -> str | None:
-    """Return why the host ended the server, such as out of memory; None if it did not."""
+def _host_trouble(seen: Observed) -> str | None:
+    """Return the sentence on a lost container engine or an out-of-memory kill; None without."""
     if seen.exit is not None and seen.exit.lost:
         return f"the container engine was lost: {seen.exit.detail}"
     if seen.exit is not None and seen.exit.oom_killed:
@@ -336,7 +356,10 @@ def _of_a_gateway(answer: Answer) -> bool:
 
 
 def _gateway_trouble(seen: Observed) -> str | None:
-    """Return how a gateway spoiled a request to an attached server; None if none did."""
+    """Return the sentence on a request to an attached server that a gateway spoiled; None without.
+
+    Always None for a server that the harness started.
+    """
     if seen.facts is None or seen.facts.kind.facts.started:
         return None
     for answer in (*seen.answers, *seen.measured):
@@ -351,7 +374,10 @@ def _gateway_trouble(seen: Observed) -> str | None:
 
 
 def _wrong_output(seen: Observed) -> str | None:
-    """Return a sentence on a wrong answer of a living engine; None if all are good."""
+    """Return the sentence on the first bad answer, or a failed canary; None if all are good.
+
+    Bad is no answer, a 5xx, no token, or an early end.
+    """
     for answer in (*seen.answers, *seen.measured):
         if answer.status is None:
             return f"a request got no answer and the engine lives: {answer.error}"

@@ -11,6 +11,7 @@ from vllm_repro.running.death_signs import Channel, DeathSign
 from vllm_repro_diagnosis.metrics import MetricsReading, read_metrics
 
 _LOOKS_FOR_THE_FIRST = 4
+"""Further readings after one from another process, to see whether the first one still answers."""
 
 
 class Counters:
@@ -26,9 +27,9 @@ class Counters:
         # the harness started the server, so its counters begin at 0
         new: bool,
     ) -> None:
-        # the last reading
+        # the last reading; kept if a later one fails
         self.reading: MetricsReading | None = None
-        # since the watch of this server began
+        # since the watch of this server began; None until `/metrics` counts them
         self.preemptions: int | None = None
         # highest use of the KV cache since it was last set to None
         self.kv_most: float | None = None
@@ -39,9 +40,10 @@ class Counters:
         self._preempted_before: float | None = 0.0 if new else None
 
     async def scrape(self) -> MetricsReading | None:
-        """Read `/metrics` and return its values; None if it does not answer.
+        """Read `/metrics` and return its values; None unless it answers 200.
 
-        A reading from another process than the first reading is a sign of death.
+        Also set `reading`, `kv_most` and `preemptions`. If another process answers than at the
+        first reading, note a sign of death.
 
         Raises `InfraError` if several servers answer in turn, as behind a load balancer: none of
         them can be watched.
@@ -74,7 +76,7 @@ class Counters:
         return reading
 
     async def _read(self) -> MetricsReading | None:
-        """Return the values of `/metrics`; None unless it answers 200."""
+        """Return the values of `/metrics` and set `answered`; return None unless it answers 200."""
         try:
             response = await self._client.get("/metrics", timeout=5.0)
         except (HTTPError, OSError):
@@ -83,7 +85,7 @@ class Counters:
         return read_metrics(response.text) if response.status_code == 200 else None
 
     def _is_other(self, reading: MetricsReading) -> bool:
-        """Return True if the reading names another process than the first one."""
+        """Return True if the reading has another process start time than the first one."""
         return (
             reading.started is not None
             and self._born is not None

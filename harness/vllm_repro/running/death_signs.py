@@ -64,11 +64,12 @@ LOG_SIGNS: tuple[tuple[str, bool], ...] = (
 Not Traceback or ERROR: 0.20.2 logs both for an ordinary 400.
 """
 
+# processes that a message may name before such a text
 _SUBJECT = r"(?:\[shutdown\] )?(?:MPClient: |Worker proc \S+ |Engine core proc \S+ )?"
 
 
 def log_sign(line: str) -> tuple[str, bool] | None:
-    """Return the text in a log line that reports a death, and if it is decisive; None without.
+    """Return the `LOG_SIGNS` entry that a log line reports: text, decisive or not; None without.
 
     The text counts only at the start of a message that vLLM logs as an error or a warning. Prompts
     in a request log quote such texts, and Python's resource tracker, whose messages do not mean a
@@ -86,10 +87,11 @@ def log_sign(line: str) -> tuple[str, bool] | None:
 
 
 def sign_of_answer(answer: Answer, *, canary: bool = False) -> DeathSign | None:
-    """Return the sign of death in an answer, if any.
+    """Return the sign of death in an answer; None if it has none, as a 4xx.
 
-    It is decisive only if it names a dead engine. A bare 500, a reset or an early end of a stream
-    may be one bad request; a canary decides.
+    It is decisive only if the answer names a dead engine. A bare 500, a reset or an early end of a
+    stream may be one bad request: the caller sends a canary to find out. canary: the answer is that
+    of a canary; this only sets the channel.
     """
     channel = Channel.CANARY if canary else (Channel.STREAM if answer.streamed else Channel.ANSWER)
     decisive = answer.names_dead_engine

@@ -12,6 +12,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _ASKED_EVERY_S = 1.0
+"""Seconds between two looks for a signal."""
 
 
 def results(
@@ -19,7 +20,11 @@ def results(
 ) -> Iterator[tuple[T, R]]:
     """Do `work` for each item, here in turn or elsewhere at once; yield each item and its result.
 
-    Work here runs one after the other. Work elsewhere runs at once, the first to finish first.
+    Work here runs one after the other. Two or more items elsewhere run at once, each in a thread;
+    the first to finish comes first. A signal interrupts the jobs elsewhere, and their results still
+    come. If one raises, interrupt the others and raise its exception.
+
+    Raises `KeyboardInterrupt` at the end if a signal kept an item from starting.
     """
     if elsewhere is None or len(items) < 2:
         yield from ((item, work(item)) for item in items)

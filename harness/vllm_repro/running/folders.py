@@ -25,7 +25,7 @@ def default_out() -> Path:
 
 
 def with_out(command: str, out: Path) -> str:
-    """Return a report's command, completed with `--out` and the folders of `--scenarios`.
+    """Return a report's command with `--out` added and the folders of `--scenarios` filled in.
 
     Leave `--out` away if `out` is the default. Reports show the command without both: a folder
     exists on one machine only.
@@ -38,10 +38,10 @@ def with_out(command: str, out: Path) -> str:
 def run_folder(out: Path, scenario: str, name: str = "") -> Path:
     """Make `out/scenario/<UTC>-<6 hex>/logs/`, point `latest` at the run's folder, and return it.
 
-    Raises `UsageError`.
+    Only this user can open the folder: logs are not redacted. name: name of the folder in place of
+    `<UTC>-<6 hex>`, if another machine chose it.
 
-    name: name of the folder, if another machine chose it. Only this user can open it: logs are not
-    redacted.
+    Raises `UsageError` if the folder exists or cannot be made.
     """
     folder = stamped_folder(out, Path(scenario), inside="logs", name=name)
     folder.chmod(0o700)
@@ -49,9 +49,11 @@ def run_folder(out: Path, scenario: str, name: str = "") -> Path:
 
 
 def stamped_folder(out: Path, below: Path, inside: str = "", name: str = "") -> Path:
-    """Make `out/below/<UTC>-<6 hex>/` and point `out/below/latest` at it. Raises `UsageError`.
+    """Make `out/below/<UTC>-<6 hex>/`, point `out/below/latest` at it, and return it.
 
-    inside: name of a folder to make in it.
+    inside: name of a folder to make in it. name: its name in place of `<UTC>-<6 hex>`.
+
+    Raises `UsageError` if the folder exists or cannot be made.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     folder = out / below / (name or f"{stamp}-{secrets.token_hex(3)}")
@@ -99,9 +101,10 @@ def private_folders() -> list[tuple[str, str]]:
 
 
 def private_sources(sources: Iterable[Source | None]) -> list[tuple[str, str]]:
-    """Return folders of vLLM checkouts and wheels, and the words that hide them in reports.
+    """Return the folders of vLLM checkouts and wheels, each with the word that hides it in reports.
 
-    Records for `--resume` must keep them.
+    Leave out those that `private_folders` hides already. Do not redact records that `--resume`
+    reads: it needs the real folders.
     """
     known, folders = private_folders(), dict[str, None]()
     for source in sources:
@@ -113,26 +116,35 @@ def private_sources(sources: Iterable[Source | None]) -> list[tuple[str, str]]:
 def _within(path: str, folders: Sequence[tuple[str, str]]) -> bool:
     """Return True if `path` lies in one of `folders`, so that it is redacted already.
 
-    The redactor leaves `/` as it is.
+    `/` does not count: the redactor leaves it as it is.
     """
     return any(len(folder) > 1 and Path(path).is_relative_to(folder) for folder, _ in folders)
 
 
 def private_hosts(scenario: Scenario) -> list[str]:
-    """Return this host's names, to redact; not those in the scenario's text, such as `vllm`."""
-    return _private({socket.gethostname(), socket.gethostname().partition(".")[0]}, scenario)
+    """Return this host's names to redact, short and full; not those in the scenario's text."""
+    return _names_to_redact(
+        {socket.gethostname(), socket.gethostname().partition(".")[0]}, scenario
+    )
 
 
 def private_users(scenario: Scenario) -> list[str]:
-    """Return this account's name, to redact, unless it is `root` or in the scenario's text."""
+    """Return this account's name to redact.
+
+    Empty if it is `root`, stands in the scenario's text, or does not exist.
+    """
     try:
-        return _private({getpass.getuser()}, scenario)
+        return _names_to_redact({getpass.getuser()}, scenario)
     except (KeyError, OSError):  # an account without a name, as in a container
         return []
 
 
-def _private(names: set[str], scenario: Scenario) -> list[str]:
-    """Return the names that the scenario's text does not contain, to redact, longest first."""
+def _names_to_redact(names: set[str], scenario: Scenario) -> list[str]:
+    """Return the names that the scenario's text does not contain, longest first.
+
+    The text has its id, title, command and model, `root` and `localhost`. To redact a name such as
+    `vllm` would spoil it.
+    """
     public = (
         f"{scenario.id} {scenario.title} {scenario.command} {scenario.model.name} localhost root"
     )
@@ -140,9 +152,9 @@ def _private(names: set[str], scenario: Scenario) -> list[str]:
 
 
 def redactor(scenario: Scenario) -> Redactor:
-    """Return a redactor for secrets and the names of this machine.
+    """Return a redactor for the secrets, folders, host and user names of this machine.
 
-    It keeps names in the scenario's text.
+    It keeps names in the scenario's text. Raises `UsageError` as `private_folders` does.
     """
     return Redactor(
         private_folders(),

@@ -36,7 +36,10 @@ class CpuSample:
 
 
 def is_idle(samples: Sequence[CpuSample], seconds: float) -> bool:
-    """Return True if the engine did no work in the last `seconds`."""
+    """Return True if the engine used under 2 % of a processor in the last `seconds`.
+
+    Return False if the samples are of a shorter time. samples: at least one, the oldest first.
+    """
     last = samples[-1]
     before = [sample for sample in samples if last.at - sample.at >= seconds]
     return bool(before) and last.used - before[-1].used < _IDLE * (last.at - before[-1].at)
@@ -52,7 +55,7 @@ def never_idle_message(samples: Sequence[CpuSample]) -> str:
 
 
 def engine_cpu_seconds(pids: Iterable[int]) -> float | None:
-    """Return the processor seconds of the EngineCore processes in `pids`; None without one."""
+    """Return the processor seconds of all EngineCore processes in `pids`; None without one."""
     times = []
     for pid in pids:
         with contextlib.suppress(psutil.Error):  # it exited meanwhile: the watch reports that

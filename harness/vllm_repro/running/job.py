@@ -50,7 +50,7 @@ class SiteFacts(Protocol):
 
 
 Chosen = Callable[[SiteFacts, str], None]
-"""Called with the facts of the site and the reason for it, before anything is fetched or booted."""
+"""Called with the facts of the site and why it was chosen, before anything is fetched or booted."""
 
 
 class Elsewhere(Protocol):
@@ -82,7 +82,9 @@ class Job:
     named_arms: Sequence[str]
     # boots of each arm; None for as many as decide its claim
     trials: int | None
+    # of the generated prompts
     seed: int
+    # the folder of all runs
     out: Path
     limits: TimeLimits = field(default_factory=TimeLimits)
     expect: Expect = Expect.DECLARED
@@ -107,7 +109,10 @@ class Job:
 
 
 def choice_of(scenario: Scenario, options: ServerOptions, *, download: bool = True) -> ServerChoice:
-    """Return the kind of server to use, with `auto` resolved. download: see `choose`."""
+    """Return the kind of server to use, with `auto` resolved. download: see `choose`.
+
+    Raises `UsageError` for an unknown kind of server or of weights.
+    """
     options.check()
     if options.server == "auto":
         return choose(scenario, options, download=download)
@@ -126,7 +131,8 @@ def usual_expectation(options: ServerOptions) -> Expect:
 def with_patches(scenario: Scenario, arms: Sequence[Arm], diffs: Sequence[Path]) -> list[Arm]:
     """Return `arms`, and for each diff one more arm: the first of them with that patch.
 
-    Raises `UsageError` if a diff has the name of an arm.
+    The patched arm is named after its diff, and should live. Raises `UsageError` if an arm has that
+    name already.
     """
     patched = list(arms)
     for path in diffs:
@@ -198,7 +204,10 @@ def repeat_command(
 
 
 def refuse_unused_options(options: ServerOptions, kind: ServerKind) -> None:
-    """Raise `UsageError` for an option that servers of this kind do not use."""
+    """Raise `UsageError` for an option that servers of this kind do not use.
+
+    Also for a wheel, folder or commit as `--vllm`, if they run releases only.
+    """
     for name in sorted({name for server_kind in ServerKind for name in server_kind.facts.options}):
         if getattr(options, name) and name not in kind.facts.options:
             others = " or ".join(

@@ -48,21 +48,23 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("vllm_repro")
 _FRAMES = 12
+"""Innermost frames in the message of `EngineDied`."""
 _LOOK = 0.2
+"""Seconds between two looks for a signal."""
 
 VllmServerFactory = Callable[..., "VllmServer"]
 """Type of the pytest fixture `vllm_server`, which takes the arguments of `VllmServer`."""
 
 RUNNING: list[VllmServer] = []
-"""The servers of this process."""
+"""The servers of this process that are entered and not closed."""
 
 
 class EngineDied(Exception):
     """The engine died, hung, or returns no more tokens.
 
     exception: class name of the root exception; None if no log names one, as after SIGKILL.
-    message: its text, or another description of the death. frames: `file:function`, the innermost
-    last. log: the server's log.
+    message: its text, or another description of the death; without the secrets of the environment.
+    frames: `file:function`, the innermost last. log: the server's log.
     """
 
     __module__ = "vllm_repro"  # where a program imports it from
@@ -168,7 +170,7 @@ class VllmServer:
 
     @property
     def model(self) -> str:
-        """Name of the served model."""
+        """Name of the served model; empty if the server never became ready."""
         return self._runner.model if self._runner else ""
 
     @property
@@ -189,7 +191,7 @@ class VllmServer:
     def client(self, **options: Any) -> OpenAI:
         """Return an `openai.OpenAI` for this server, closed when it ends.
 
-        options: further arguments, such as `max_retries`.
+        It ignores proxies of the environment. options: further arguments, such as `max_retries`.
         """
         import openai  # here: a second of imports
 
@@ -202,7 +204,7 @@ class VllmServer:
         return client
 
     def assert_alive(self) -> None:
-        """Ask the engine for one token, and look again after a second.
+        """Ask the engine for one token, then wait up to a second for a later crash.
 
         If it is dead or hung, end the server and raise `EngineDied`.
 
@@ -218,9 +220,10 @@ class VllmServer:
             self.close()
 
     def close(self) -> None:
-        """End the server.
+        """End the server and wait until it is gone.
 
-        Raises `EngineDied` if the engine died, unless that was raised before. May be called again.
+        Raises `EngineDied` if the engine died, `Unsupported` or `InfraError` if the server could
+        not run, unless that was raised before. May be called again.
         """
         self._end()
         conclusion, self._conclusion = self._conclusion, None
@@ -232,7 +235,10 @@ class VllmServer:
             raise failure
 
     def _end(self) -> None:
-        """End the server and wait for its thread; do nothing if it is closed."""
+        """End the server, wait for its thread, and give back lease and folder; raise no outcome.
+
+        Do nothing if it is closed.
+        """
         if self._thread is not None:
             self._loop.call_soon_threadsafe(self._returned.set)
             self._thread.join()
@@ -241,7 +247,7 @@ class VllmServer:
             self._opened.close()
 
     def _failure(self, conclusion: Conclusion) -> Exception | None:
-        """Return the exception for a trial's outcome; None if the engine lived."""
+        """Return the exception for a trial's outcome; None if the engine lived or was cancelled."""
         outcome = conclusion.outcome
         if outcome.facts.alive or outcome is Outcome.CANCELLED:
             return None
@@ -250,7 +256,11 @@ class VllmServer:
         return EngineDied(conclusion, self.log, banner=banner(self.evidence, conclusion.version))
 
     def _make_trial(self, opened: contextlib.ExitStack) -> Trial:
-        """Choose and lease a server, make the log's folder, and return the trial to run."""
+        """Choose and lease a server, make the log's folder, and return the trial to run.
+
+        opened: holds the lease, the journals and the temporary folder until it is closed. Raises
+        `Unsupported`, `InfraError`, `UsageError` or `CommandError`.
+        """
         options, installed = self._options, ReleaseCache().cached()
         on_gpu = bool(gpus()) and options.server != "rehearsal"
         if options.server in ("auto", "process") and not (
@@ -317,7 +327,10 @@ class VllmServer:
             runner.run(self._run_trial())
 
     async def _run_trial(self) -> None:
-        """Run the trial. The loop goes on until the server is closed, for `assert_alive`."""
+        """Run the trial and set `_conclusion` or `_error`; set `_up` when it has ended.
+
+        The loop runs on until the server is closed, for `assert_alive`.
+        """
         trial = asyncio.ensure_future(run_trial(self._trial, self._lend))
         returned = asyncio.ensure_future(self._returned.wait())
         await asyncio.wait((trial, returned), return_when=asyncio.FIRST_COMPLETED)
@@ -331,7 +344,10 @@ class VllmServer:
         await returned
 
     async def _lend(self, runner: WorkloadRunner) -> None:
-        """Stand in for the workload: wait until the server is closed, or dies or hangs."""
+        """Stand in for the workload: wait until the server is closed, or dies or hangs.
+
+        Set `_runner` and `_up`, so that entering returns. At the end ask for one token.
+        """
 
         async def returned() -> None:
             await self._returned.wait()

@@ -8,16 +8,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 _TICK = 0.02
+"""Seconds between two looks at the file."""
 _LONGEST_LINE = 65_536
+"""Bytes of a line that are kept."""
 _MOST_BYTES = 8_000_000
+"""Bytes that are read at once."""
 _MOST_BYTES_HERE = 1_000_000
-"""Read more than that in a thread, so that the other channels are not delayed."""
+"""Bytes that are read in the event loop. More are read in a thread, so that nothing is delayed."""
 
 
 async def follow(path: Path) -> AsyncIterator[tuple[str, float]]:
-    """Yield each line of `path` as it is written, with the time of that write in epoch seconds.
+    """Yield each line of `path` as it is written, with the file's write time in epoch seconds.
 
-    Never ends.
+    Begins with the first line of the file, and never ends.
 
     Waits for a file that does not exist yet. A carriage return ends a line too, as in progress
     bars. Lines are truncated at 65,536 bytes. An empty line is yielded for an incomplete one, to
@@ -48,7 +51,10 @@ def _size(path: Path) -> int:
 
 
 def _read(path: Path, offset: int) -> tuple[bytes, float]:
-    """Return up to 8 MB from `offset` on, and when the file was last written, in epoch seconds."""
+    """Return up to 8 MB from `offset` on, and when the file was last written, in epoch seconds.
+
+    Returns no bytes and 0 if the file cannot be read.
+    """
     try:
         with path.open("rb") as file:
             written = os.fstat(file.fileno()).st_mtime

@@ -49,10 +49,11 @@ _PLAIN = {
     "frequency_penalty": 0,
     "repetition_penalty": 1,
 }
-"""The sampling fields that a model's `generation_config.json` may set otherwise."""
+"""Sampling fields of each request, which a model's `generation_config.json` may set otherwise."""
 _COUNTED_WITHIN = 2.0
 """Seconds after the last answer in which the server's counters must include it."""
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
+"""The kernel's counts for this thread; the second is the nanoseconds that it waited for a core."""
 
 
 class _StoppedError(Exception):
@@ -114,7 +115,7 @@ def _queued_s() -> float:
 
 @dataclass
 class TrialMeasurer:
-    """It measures a trial after its workload: output checks, throughput; written to the journal."""
+    """Measurer of a trial after its workload: output checks and throughput, for the journal."""
 
     runner: WorkloadRunner
     # names and answers of requests in flight together, until the last of them is answered
@@ -123,7 +124,8 @@ class TrialMeasurer:
     async def run(self) -> None:
         """Run the output checks and the loads, then check that the engine lives.
 
-        Do nothing without a measurement, or if the engine is dead or hung.
+        Do nothing if there is nothing to measure, the engine is dead or hung, or the last canary
+        got no token. If an earlier arm has the same server, only repeat the greedy prompts.
         """
         runner, trial = self.runner, self.runner.trial
         scenario = trial.scenario
@@ -133,28 +135,37 @@ class TrialMeasurer:
         if runner.watch.ended or not trial.seen.canary_ok or not (checks or loads or runner.greedy):
             return
         if runner.greedy:
-            await self._attempt("the comparison with answers alone", self._alone())
+            await self._attempt("the comparison with answers alone", self._repeat_greedy())
         if checks is not None:
             await self._attempt("the output check", self._ask_questions(checks))
         await self._finish(loads)
 
     async def load(self) -> None:
-        """Measure the loads only, then check that the engine lives; not if it is dead or hung."""
+        """Measure the loads only, then check that the engine lives.
+
+        Do nothing if the engine is dead or hung, or the last canary got no token.
+        """
         if not self.runner.watch.ended and self.runner.trial.seen.canary_ok:
             await self._finish(self.runner.trial.scenario.loads)
 
     async def _finish(self, loads: Sequence[Load]) -> None:
-        """Measure the throughput of the loads, if any; check that the engine lives."""
+        """Measure the throughput of the loads, if any; then check that the engine lives.
+
+        Clear `seen.measuring` before that check, so that a later death is not one of a measurement.
+        """
         runner = self.runner
         if loads:
-            await self._attempt("throughput", self._throughput(loads))
+            await self._attempt("throughput", self._measure_loads(loads))
             runner.watch.load = None
         if not runner.watch.ended:
             runner.trial.seen.measuring = ""
             await runner.finish()
 
     async def _attempt(self, what: str, part: Coroutine[Any, Any, None]) -> None:
-        """Run one measurement, unless the engine is dead or hung by now."""
+        """Run one measurement, unless the engine is dead or hung by now; set `seen.measuring`.
+
+        If it stops early, write the reason to the journal and return. what: its name for reports.
+        """
         trial = self.runner.trial
         if self.runner.watch.ended:
             part.close()
@@ -193,8 +204,11 @@ class TrialMeasurer:
             )
             await self._question(Probe.NEEDLE, "needle", prompt, {"max_tokens": 16}, number)
 
-    async def _alone(self) -> None:
-        """Send each greedy prompt of the workload alone, then all of them at once."""
+    async def _repeat_greedy(self) -> None:
+        """Send each greedy prompt of the workload alone, then all of them at once.
+
+        Only the first 16 prompts.
+        """
         prompts = list(self.runner.greedy.values())[:MOST_PROMPTS]
         for greedy in prompts:
             for repeat in alone(greedy):
@@ -202,7 +216,10 @@ class TrialMeasurer:
         await self._repeat(burst(prompts))
 
     async def _repeat(self, requests: Sequence[Repeat]) -> None:
-        """Repeat requests at once, and keep their answers for the output check."""
+        """Repeat requests at once, and keep their answers for the output check.
+
+        Raises `_StoppedError` if one of them failed.
+        """
 
         async def send(probe: Probe, greedy: Greedy, body: dict[str, Any]) -> Answer:
             answer = await self._send(f"{greedy.name}, {probe}", greedy.endpoint, body)
@@ -215,12 +232,18 @@ class TrialMeasurer:
     async def _question(
         self, probe: Probe, name: str, prompt: Prompt, fields: dict[str, Any], needle: str = ""
     ) -> None:
-        """Ask one question of the output check and keep the answer."""
+        """Ask one question of the output check and keep the answer.
+
+        needle: the text that the answer should hold. Raises `_StoppedError` if it failed.
+        """
         (answer,) = await self._await_all([self._ask(name, prompt, fields)])
         self.runner.keep_output(probe, answer, needle=needle)
 
-    async def _throughput(self, loads: Sequence[Load]) -> None:
-        """Measure all points of the loads in turn, within the trial's time limit."""
+    async def _measure_loads(self, loads: Sequence[Load]) -> None:
+        """Measure all points of the loads in turn, within the trial's time limit.
+
+        While it runs, requests go by `watch.load`; the caller sets that to None.
+        """
         trial = self.runner.trial
         ends = time.monotonic() + (trial.measure.most_s or math.inf)
         async with LoadClient(
@@ -230,13 +253,16 @@ class TrialMeasurer:
             for number, (point, rounds) in enumerate(points):
                 # an even share of the time that is left
                 share = (ends - time.monotonic()) / (len(points) - number)
-                await self._point(point, rounds, time.monotonic() + share, ends)
+                await self._measure_point(point, rounds, time.monotonic() + share, ends)
 
-    async def _point(self, point: Point, rounds: int, due: float, ends: float) -> None:
+    async def _measure_point(self, point: Point, rounds: int, due: float, ends: float) -> None:
         """Measure one point of a load: rounds to warm up, then the rounds that count.
 
-        due: time after which no round begins that the figure can lack. ends: time after which no
-        round begins.
+        Write each round that counts, and the point, to the journal. due, ends: monotonic seconds.
+        Begin a round that the figure can lack only if it should be over by `due`.
+
+        Raises `_StoppedError` if the fewest rounds would not be over by `ends`, or a request
+        failed.
         """
         trial = self.runner.trial
         trial.seen.measuring = f"throughput ({point})"
@@ -251,7 +277,7 @@ class TrialMeasurer:
             unsteady(speeds) > STEADY and len(speeds) < MOST_WARM_UPS and fits(1 + rounds)
         ):
             trial.notify(f"{point}: warming up")
-            warm_up = await self._round(point, "warm-up", len(speeds) + 1)
+            warm_up = await self._run_round(point, "warm-up", len(speeds) + 1)
             speeds.append(warm_up.output_tok_s)
             # the first round may compile kernels, so the second one tells more
             round_s = warm_up.wall_s if len(speeds) > 1 else warm_up.wall_s / 2
@@ -269,7 +295,7 @@ class TrialMeasurer:
         ):
             measured += 1
             trial.notify(f"{point}: round {measured}, {rounds} are needed")
-            figures = await self._round(point, "rounds", measured)
+            figures = await self._run_round(point, "rounds", measured)
             good += not figures.late
             limited += bool(figures.limited)
             trial.journal.write(
@@ -285,11 +311,15 @@ class TrialMeasurer:
             warm_ups=len(speeds),
             unsteady=unsteady(speeds),
             usage=usage,
-            counted=await self._counted(before, usage),
+            counted=await self._counted_tokens(before, usage),
         )
 
-    async def _round(self, point: Point, phase: str, number: int) -> Round:
-        """Send the requests of one round of a load at once and return its figures."""
+    async def _run_round(self, point: Point, phase: str, number: int) -> Round:
+        """Send the requests of one round of a load at once and return its figures.
+
+        Write the server's counters of the round to the journal, as `phase`. Raises `_StoppedError`
+        if a request failed or an answer has other lengths.
+        """
         runner, client = self.runner, self.runner.watch.load
         assert client is not None
         # Each arm gets the same prompts. Each trial gets others: an attached server may have cached
@@ -309,10 +339,13 @@ class TrialMeasurer:
         await runner.end_phase(phase, point=point, round=number)
         return round_of([_timing(answer, point) for answer in answers], check.cost)
 
-    async def _counted(
+    async def _counted_tokens(
         self, before: MetricsReading | None, usage: Mapping[str, int]
     ) -> dict[str, int] | None:
-        """Return the tokens that the server's counters show since `before`; None without."""
+        """Return the tokens that the server's counters show since `before`; None without counters.
+
+        Wait up to two seconds until they are those of `usage`, the tokens that were sent and got.
+        """
         ends = time.monotonic() + _COUNTED_WITHIN
         while True:
             after = await self.runner.watch.counters.scrape()
@@ -329,9 +362,11 @@ class TrialMeasurer:
     async def _await_all(
         self, requests: Iterable[Awaitable[Answer]], check: SelfCheck | None = None
     ) -> list[Answer]:
-        """Await requests at once and return their answers. check: runs meanwhile.
+        """Await requests at once and return their answers, in the order in which they came.
 
-        Raises `_StoppedError` if one of them failed.
+        Then write them to the journals. check: runs meanwhile.
+
+        Raises `_StoppedError` if one of them failed, or the engine died or hung.
         """
         answers: list[Answer] = []
 
@@ -344,7 +379,7 @@ class TrialMeasurer:
                     [asyncio.create_task(one(request)) for request in requests]
                 )
         finally:
-            self._record()
+            self._write_unrecorded()
         bad = [answer for answer in answers if not answer.ok]
         if not self.runner.watch.ended and any(
             not sign.decisive for sign in self.runner.watch.signs
@@ -375,7 +410,7 @@ class TrialMeasurer:
     async def _send(
         self, name: str, endpoint: str, body: Mapping[str, Any], tokens: int = 0
     ) -> Answer:
-        """Send a request, by the load's client if one is open; keep its answer for `_record`.
+        """Send a request, by the load's client if one is open; add its answer to `unrecorded`.
 
         One that crashed the engine counts for the trigger. tokens: of its prompt; 0 if unknown.
         """
@@ -390,11 +425,11 @@ class TrialMeasurer:
             )
         return answer
 
-    def _record(self) -> None:
+    def _write_unrecorded(self) -> None:
         """Write the answers that came since the last call to the journals.
 
-        Do not call it while answers are awaited: a record of 100 tokens takes as long as to read
-        20.
+        Those that are not ok go to `seen.measured` too. Do not call it while answers are awaited: a
+        record of 100 tokens takes as long as to read 20.
         """
         for name, answer in self.unrecorded:
             if answer.ok:

@@ -23,10 +23,11 @@ from vllm_repro.verdict.verdict import Expected
 class Unfinished:
     """Interrupted work, such as a run, that `--resume` continues in its folder."""
 
+    # noun for messages, such as "run"
     what: ClassVar[str]
     # folders between the folder of all runs and this one
     depth: ClassVar[int] = 2
-    # keys of `head`
+    # keys of `head` whose values must be the same in the resumed run
     must_not_change: Sequence[str]
     folder: Path
     # command line, from the verb on
@@ -41,7 +42,7 @@ class Unfinished:
 
     @staticmethod
     def _compared(head: Mapping[str, Any], name: str) -> Any:
-        """Return the value of a field that must be the same when it is resumed."""
+        """Return the value of a field to compare; a subclass may ignore a part of it."""
         return head.get(name)
 
     def refuse_changed(self, now: Mapping[str, Any]) -> None:
@@ -71,14 +72,15 @@ class UnfinishedRun(Unfinished):
 def read_run(folder: Path) -> UnfinishedRun:
     """Return the interrupted run in `folder`, to resume it.
 
-    Raises `UsageError` if there is no journal in `folder`, or one of a finished run.
+    Raises `UsageError` if `folder` has no readable journal, or one of a finished run or of a
+    command other than `run`.
     """
     with legible(folder):
         return unfinished_run(read(folder / "journal.jsonl"), folder.resolve())
 
 
 def unfinished_run(recording: Recording, folder: Path) -> UnfinishedRun:
-    """Return the interrupted run of a journal that is read already, as `read_run` does."""
+    """Return the interrupted run of a journal that is read already; raise as `read_run` does."""
     started = head_of(recording, folder, hint="start a new run")
     ended = recording.end
     if ended is not None and not ended["interrupted"]:

@@ -83,7 +83,7 @@ def run_one(
     )
     job = replace(
         job,
-        arms=_arms(job, site, progress),
+        arms=_arms_to_run(job, site, progress),
         reproduce=repeat,
         measure=resolve_measure(job.measure, site.kind, site.evidence, job.trials),
     )
@@ -97,9 +97,10 @@ def run_one(
 def resolve_measure(
     options: MeasureOptions, kind: ServerKind, evidence: Evidence, trials: int | None
 ) -> MeasureOptions:
-    """Decide whether to measure throughput, by default a minute an arm; return the options.
+    """Return the options with `throughput` decided; unchanged if the user decided it.
 
-    trials: boots of each arm, as in `Job`.
+    By default it is measured, a minute an arm, if the harness starts the server and the figures of
+    such evidence count. trials: boots of each arm, as in `Job`.
     """
     if options.throughput is not None:
         return options
@@ -108,8 +109,13 @@ def resolve_measure(
     return replace(options, throughput=counts, most_s=most_s if counts else None)
 
 
-def _arms(job: Job, site: Site, progress: Progress) -> list[Arm]:
-    """Return the arms to run on `site`, each with the patch of the command line, if any."""
+def _arms_to_run(job: Job, site: Site, progress: Progress) -> list[Arm]:
+    """Return the arms to run on `site`, each with the patch of the command line, if any.
+
+    If the user named no arms, leave out those that are not usual on the site, and print a line on
+    them. With a patch of the command line, also leave out arms that have their own. A compared job
+    keeps its arms.
+    """
     if job.compared:
         return list(job.arms)
     arms = list(job.arms) if job.named_arms else site.usual_arms(job.scenario, job.arms)
@@ -126,7 +132,11 @@ def _arms(job: Job, site: Site, progress: Progress) -> list[Arm]:
 
 
 def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | None) -> RunReport:
-    """Run the job's trials on `site` with a journal, then return the report."""
+    """Run the job's trials on `site` with a journal, write the reports, and return the report.
+
+    Raises `UsageError`, before it makes a folder, if `unfinished` was another job or no arm can run
+    on an attached server.
+    """
     record = strongest_record(
         job.out, job.scenario, site.evidence, job.arms, job.version(site.kind)
     )
@@ -161,11 +171,14 @@ def _run(job: Job, site: Site, progress: Progress, unfinished: UnfinishedRun | N
         finally:
             journal.write("run-ended", interrupted=trials.interrupted_by)
     with signals_later():
-        return _reported(folder, job.scenario)
+        return _write_reports(folder, job.scenario)
 
 
-def _reported(folder: Path, scenario: Scenario) -> RunReport:
-    """Write the reports of the run in `folder`, and return it."""
+def _write_reports(folder: Path, scenario: Scenario) -> RunReport:
+    """Write the report files of the run in `folder`, and return its report.
+
+    Raises a `ReproError` that names the verdict if a file cannot be written.
+    """
     from vllm_repro.report.build import build
     from vllm_repro.report.files import write_reports  # here: only the end of a run needs them
 
@@ -236,8 +249,8 @@ def _header(job: Job, site: Site, machine: Machine, record: Record | None) -> di
 def _arms_in_order(job: Job, site: Site) -> list[Arm]:
     """Return the arms to boot, in order; on an attached server not those with edits.
 
-    An attached server has one command, so boot only arms without edits, first those that should
-    live.
+    An attached server has one command, so try only arms without edits, first those that should
+    live. Raises `UsageError` if there is none.
     """
     if site.kind.facts.started:
         return list(job.arms)
@@ -253,7 +266,10 @@ def _arms_in_order(job: Job, site: Site) -> list[Arm]:
 
 @contextlib.contextmanager
 def signals_later() -> Iterator[None]:
-    """Hold signals back until the block ends, so that a report is written whole."""
+    """Hold signals back during the block, so that a report is written whole; then raise the first.
+
+    Only in the main thread.
+    """
     came: list[signal.Signals] = []
     with signals_to(came.append):
         yield
@@ -302,22 +318,29 @@ class _Trials:
         self._done = self.unfinished.trials if self.unfinished else Trials()
 
     async def run(self) -> None:
-        """Run trials until each arm has enough; boot arms again that died before their load."""
+        """Run trials until each arm has enough; boot arms again that died before their load.
+
+        Return earlier if further trials make no sense. Raises `asyncio.CancelledError` after the
+        first signal, which sets `interrupted_by`.
+        """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         with signals_to(lambda number: loop.call_soon_threadsafe(self._interrupt, number, task)):
-            for arm in self._done.in_turn(self.arms, self._wanted):
+            for arm in self._done.in_turn(self.arms, self._arms_due):
                 self._done.last[arm.name] += 1
-                if await self._boot(arm, self._done.last[arm.name]):
+                if await self._try_arm(arm, self._done.last[arm.name]):
                     return
             for arm in self._unmeasured():
                 self._done.last[arm.name] += 1
                 self.progress.line(f"{arm.name}: booted once more, for its load alone")
-                trial = self._trial(arm, self._done.last[arm.name])
+                trial = self._make_trial(arm, self._done.last[arm.name])
                 await run_trial(trial, load_alone, "load")
 
     def _unmeasured(self) -> list[Arm]:
-        """Return the arms to boot for their load alone: those that died before it was sent."""
+        """Return the arms to boot for their load alone: those that died before it was sent.
+
+        Empty if throughput is not measured or the server is attached.
+        """
         if not (self.job.measure.throughput and self.site.kind.facts.started):
             return []
         recording = read(self.journal.path)
@@ -337,7 +360,10 @@ class _Trials:
         return self.job.scenario.has_own_server(arm, self.arms)
 
     def _interrupt(self, number: signal.Signals, task: asyncio.Task[None]) -> None:
-        """Cancel the trial in progress at the first signal, so that its server is ended."""
+        """Cancel the trial in progress at the first signal, so that its server is ended.
+
+        Keep the signal's name in `interrupted_by`. Ignore later signals.
+        """
         # Only once: a second Ctrl-C must not interrupt the clean-up, or it would leave a server
         # behind.
         if self.interrupted_by is None:
@@ -345,7 +371,7 @@ class _Trials:
             task.cancel()
             self.progress.notify(f"{number.name}: ending the server; what was seen so far is kept")
 
-    def _wanted(self) -> list[str]:
+    def _arms_due(self) -> list[str]:
         """Return the names of the arms that need another trial."""
         outcomes, trials = self._done.outcomes, self.job.trials
         if trials is not None:
@@ -359,9 +385,12 @@ class _Trials:
         patched = all(arm.patches for arm in self.arms)
         return undecided_arms(results, self.record, self._version, patched=patched)
 
-    async def _boot(self, arm: Arm, number: int) -> bool:
-        """Run one trial. Return True if no further trial makes sense."""
-        trial = self._trial(arm, number)
+    async def _try_arm(self, arm: Arm, number: int) -> bool:
+        """Run one trial, count it, and print its line. Return True if no further trial makes sense.
+
+        number: of the trial, among those of its arm.
+        """
+        trial = self._make_trial(arm, number)
         conclusion = await run_trial(trial)
         crossed = conclusion.trigger.crossed
         self._done.finish(
@@ -373,7 +402,7 @@ class _Trials:
         ends = self.site.ends_after(conclusion.outcome, launched=conclusion.launched)
         return ends and not arm.patches
 
-    def _trial(self, arm: Arm, number: int) -> Trial:
+    def _make_trial(self, arm: Arm, number: int) -> Trial:
         """Return the trial `number` of an arm, with its server, which is not started yet."""
         job, site = self.job, self.site
         log = self.folder / "logs" / f"{arm.name}-{number}.log"
@@ -401,9 +430,10 @@ class _Trials:
 def strongest_record(
     out: Path, scenario: Scenario, evidence: str, arms: Sequence[Arm], version: str | None = None
 ) -> Record | None:
-    """Return the earlier run in `out`, of this evidence, whose crashes prove most.
+    """Return the earlier run of the scenario in `out`, of this evidence, whose crashes prove most.
 
-    They are those of the first arm with the bug.
+    Only crashes of the first of `arms` with the bug count. Return None if there is no such arm or
+    run; ignore reports that cannot be read.
 
     version: the release of `arms`. If they patch it, a run of that release is stronger than any
     other. `verdict.decide` weighs it.

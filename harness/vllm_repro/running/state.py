@@ -19,7 +19,7 @@ from vllm_repro.verdict.outcome import Outlasted
 from vllm_repro.verdict.output import OutputSample
 
 ARM_S = 60.0
-"""Seconds in which a run measures an arm by default."""
+"""Seconds in which a run measures the throughput of an arm by default."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,10 @@ class MeasureOptions:
     most_s: float | None = None
 
     def applies(self, trial: int) -> bool:
-        """Return True if the loads are measured in this trial of an arm.
+        """Return True if the loads are measured in trial number `trial` of an arm.
 
-        With a time limit only the first two trials are: two boots show the spread between boots.
+        With a time limit, only those of the first two trials: two boots show the spread between
+        boots.
         """
         return bool(self.throughput) and (self.most_s is None or trial <= 2)
 
@@ -58,21 +59,31 @@ class TimeLimits:
 
 @dataclass
 class Observed:
-    """Facts of one trial, filled while it runs. Times are in seconds."""
+    """Facts of one trial, filled while it runs. Times are in seconds.
+
+    Each text is a sentence for reports; None: it did not happen.
+    """
 
     facts: ServerFacts | None = None
     # the one that is served, if any
     tiny_model: TinyModel | None = None
     ready: bool = False
+    # from the launch until `/health` answered 200; None if it never did
     boot_s: float | None = None
+    # release that the server reports
     version: str | None = None
     signs: list[DeathSign] = field(default_factory=list)
+    # those of the workload, and one of a measurement if it crashed the engine
     requests: list[SentRequest] = field(default_factory=list)
+    # to the workload, without refusals that the scenario allows
     answers: list[Answer] = field(default_factory=list)
+    # requests of the workload, without those whose client left
     sent: int = 0
+    # the last canary got a token; None if none was sent or the server refused it with a 4xx
     canary_ok: bool | None = None
     hung: str | None = None
     exit: Exit | None = None
+    # trouble of the host
     infra: str | None = None
     unsupported: str | None = None
     cancelled: str | None = None
@@ -96,14 +107,19 @@ class Trial:
 
     scenario: Scenario
     arm: Arm
+    # counts the arm's trials, from 1
     number: int
     launch: Launch
     server: Server
+    # the server's log
     log: Path
     limits: TimeLimits
+    # of the generated prompts
     seed: int
     journal: Journal
+    # `requests.jsonl`, with the times of each request
     requests: Journal
+    # shows a line of progress
     notify: Callable[[str], None]
     api_key: str | None = None
     measure: MeasureOptions = field(default_factory=MeasureOptions)

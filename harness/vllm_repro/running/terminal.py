@@ -35,7 +35,10 @@ class Progress:
         self._shown = time.monotonic()
 
     def notify(self, text: str) -> None:
-        """Show `text`: at most ten times a second on a terminal, else a line every 30 seconds."""
+        """Show `text`: at most ten times a second on a terminal, else a line every 30 seconds.
+
+        Drop a text that comes sooner.
+        """
         now = time.monotonic()
         with self._lock:
             if now - self._shown < (0.1 if self._live else _EVERY):
@@ -47,20 +50,20 @@ class Progress:
                 self._write(text)
 
     def line(self, text: str) -> None:
-        """Print a permanent line."""
+        """Print a permanent line, after removing the status line."""
         with self._lock:
             self._hide()
             self._write(text)
 
     def done(self, arm: Arm, trial: int, conclusion: Conclusion) -> None:
-        """Print the line of a finished trial."""
+        """Print the permanent line of a finished trial: its outcome and boot time."""
         boot = (
             f"boot {seconds(conclusion.boot_s)}" if conclusion.boot_s is not None else "not ready"
         )
         self.line(f"  {arm.name} {trial}: {conclusion.outcome} ({boot})")
 
     def close(self) -> None:
-        """Remove the status line."""
+        """Remove the status line. Later calls of `notify` show it again."""
         with self._lock:
             self._hide()
 
@@ -86,7 +89,7 @@ class Progress:
             self._status = None
 
     def _write(self, text: str) -> None:
-        """Print one line; do nothing if the reader is gone."""
+        """Print one line and restart the time of `notify`; ignore a stream that is closed."""
         with contextlib.suppress(OSError):  # the reader is gone; the run continues
             self._stream.write(printable(text) + "\n")
             self._stream.flush()

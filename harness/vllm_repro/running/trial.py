@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Work = Callable[[WorkloadRunner], Awaitable[None]]
+"""What to do with a server that is ready, such as to send the workload."""
 
 _NEEDED_LATER = (
     "jinja2",
@@ -56,20 +57,20 @@ Its retries come within two, and a dying vLLM answers or is gone within five.
 """
 
 
-async def _workload(runner: WorkloadRunner) -> None:
+async def _run_workload(runner: WorkloadRunner) -> None:
     """Send the scenario's workload, then run the measurements."""
     await runner.run()
     await TrialMeasurer(runner).run()
 
 
 async def load_alone(runner: WorkloadRunner) -> None:
-    """Measure the scenario's throughput loads without its workload before them."""
+    """Check that the engine lives, then measure the scenario's loads without its workload."""
     if await runner.find_model():
         await runner.canary()
         await TrialMeasurer(runner).load()
 
 
-async def run_trial(trial: Trial, work: Work = _workload, what: str = "trial") -> Conclusion:
+async def run_trial(trial: Trial, work: Work = _run_workload, what: str = "trial") -> Conclusion:
     """Boot the arm, run its workload, end the server, and return what the trial showed.
 
     When this returns or is cancelled, the server is gone and the journal has the conclusion.
@@ -136,7 +137,7 @@ async def run_trial(trial: Trial, work: Work = _workload, what: str = "trial") -
 def _full_disk(folder: Path) -> str | None:
     """Return why `folder` cannot be written to; None if it can.
 
-    A quota shows only when writing.
+    Write 64 KiB to a temporary file: a quota shows only when writing.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -151,7 +152,10 @@ def _full_disk(folder: Path) -> str | None:
 
 
 async def _shielded(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
-    """Await `work`, shielded from cancellation; return (result, was_cancelled)."""
+    """Await `work`, shielded from cancellation; return (result, was_cancelled).
+
+    Raise what `work` raises.
+    """
     task = asyncio.ensure_future(work)
     interrupted = False
     while not task.done():
@@ -167,7 +171,8 @@ async def _shielded(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
 async def _boot_and_work(trial: Trial, work: Work) -> None:
     """Start the server, watch it, wait until it is ready, do the work, and wait for its log.
 
-    What was seen is in `trial.seen`. The server may still run when this returns.
+    What was seen is in `trial.seen`. The server may still run when this returns. Raises
+    `ReproError` if the server cannot be started or watched.
     """
     waited = await asyncio.to_thread(await_free_memory, trial.gpus)
     if trial.gpus:
@@ -252,7 +257,10 @@ def _while_booting(release: Release | None) -> None:
 
 
 async def _record_sdk_view(trial: Trial, model: str, failed: FailedRequest | None) -> None:
-    """Write to the journal what a program with the `openai` SDK sees of the crash."""
+    """Write to the journal what a program with the `openai` SDK sees of the crash.
+
+    Send requests to the dead server for at most ten seconds. Write nothing if that fails.
+    """
     # without it the report lacks one sentence; the outcome must not change
     with contextlib.suppress(Exception):
         view = sdk_view(
@@ -263,7 +271,10 @@ async def _record_sdk_view(trial: Trial, model: str, failed: FailedRequest | Non
 
 
 async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
-    """Return the other nodes' servers that still ran ten seconds after the first one's exit."""
+    """Wait ten seconds; return the other nodes' servers that still run after the first one's exit.
+
+    Return early if all have exited.
+    """
     before = [path.stat().st_size for path in server.rank_logs]
     ranks = await server.surviving_ranks(_OUTLAST)
     sizes = [path.stat().st_size for path in server.rank_logs]
@@ -274,7 +285,10 @@ async def _outlasted(server: Server) -> tuple[Outlasted, ...]:
 
 
 def _check_evidence(trial: Trial) -> None:
-    """Raise `InfraError` if the server's log shows another device than the run reports."""
+    """Raise `InfraError` if the server's log shows another device than the run reports.
+
+    Do nothing without a log, or if the log does not show the device.
+    """
     path, reported = trial.server.log_path, trial.launch.evidence
     if path is None or not path.exists():
         return
@@ -288,7 +302,7 @@ def _check_evidence(trial: Trial) -> None:
 
 
 async def _version(client: Client, evidence: Evidence) -> str | None:
-    """Return the release that the server reports; None if it reports none.
+    """Return the release that the server's `/version` reports; None if it reports none.
 
     Raises `InfraError` if a rehearsal engine answers in place of vLLM.
     """

@@ -23,8 +23,9 @@ from vllm_repro.verdict.statistics import clean_needed
 from vllm_repro.verdict.verdict import ArmResult, Expected, Record, is_other, same_release
 
 DEATHS = 5
+"""Trials of the arm that dies, if other arms are compared with it."""
 MOST = 20  # an hour of boots of three minutes
-"""Trials of one arm at most. If its claim needs more clean trials than that, none is added."""
+"""Most trials of one arm. If its claim needs more clean trials than that, none is added."""
 
 
 @dataclass
@@ -45,8 +46,8 @@ class Trials:
     ) -> None:
         """Count a finished trial, and whether it only looks like the bug.
 
-        An arm's first that failed by the host is not counted: it is repeated. The arguments are
-        those of `is_other`.
+        Do not count an arm's first `infra` trial: it is repeated. The arguments are those of
+        `is_other`.
         """
         if outcome is Outcome.INFRA and arm not in self.repeated:
             self.repeated.add(arm)
@@ -57,8 +58,9 @@ class Trials:
     def in_turn(self, arms: Sequence[Arm], due: Callable[[], Sequence[str]]) -> Iterator[Arm]:
         """Yield the arms to try: A B in odd rounds, B A in even ones.
 
-        So a machine that slows down or warms up favours no arm. `due` is called before each round;
-        stop if it returns no names. In round n an arm gets its trial n, so a resumed run keeps the
+        So a machine that slows down or warms up favours no arm. due: called before each round for
+        the names of the arms that need another trial; stop if it returns none. The caller records
+        each trial with `finish`. In round n an arm gets its trial n, so a resumed run keeps the
         order.
         """
         for n in count(1):
@@ -77,7 +79,7 @@ def undecided_arms(
     *,
     patched: bool = False,
 ) -> list[str]:
-    """Return the names of the arms that one more trial may decide.
+    """Return the names of the arms that have no trial, or that one more trial may decide.
 
     record: an earlier run on this host in which the bug was seen. The other arguments are those
     of `decide`.
@@ -99,7 +101,11 @@ def undecided_arms(
 def _undecided(
     arm: ArmResult, dying: ArmResult | None, record: Record | None, *, compared: bool
 ) -> bool:
-    """Return True if one more trial of this arm may decide its claim."""
+    """Return True if one more trial of this arm may decide its claim; see the module for the rule.
+
+    dying: the first arm with the bug that crashed. compared: another arm is expected to live and
+    has only clean trials.
+    """
     trials = len(arm.outcomes)
     if trials >= MOST or arm.strange or not set(arm.outcomes) <= {arm.expected.sign, Outcome.CLEAN}:
         return False

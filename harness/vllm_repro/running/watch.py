@@ -43,7 +43,7 @@ from vllm_repro_diagnosis.live import observe
 from vllm_repro_diagnosis.standstill import judge
 
 _LAST_LOOK = 0.2
-"""Seconds to wait after the last answer of a rehearsal, or for which vLLM must be idle."""
+"""Seconds to wait after a rehearsal's last answer; also those for which vLLM must be idle."""
 _LAST_LOOK_AT_VLLM = 1.0
 """Most seconds to wait after vLLM's last answer."""
 _SETTLED = 0.5
@@ -59,6 +59,7 @@ _SICK = (None, 500, 503)
 """Statuses of `/health` when the engine is dead; None: no connection."""
 _LOOK_AGAIN = (0.02, 0.25, 0.75)
 """Seconds between further looks: a gateway may answer for the server."""
+# seconds between two looks at the processes, the counters and the GPUs
 _CHILDREN_POLL = 0.25
 _COUNTERS_POLL = 0.5
 _GPU_POLL = 5.0
@@ -92,7 +93,9 @@ class Watch:
         self.signs: list[DeathSign] = []
         self.dead = asyncio.Event()
         self.exit: Exit | None = None
+        """How the server exited, also after an ordered shutdown."""
         self.hung: str | None = None
+        """The sentence on a hang, during the boot or later."""
         self.counters = Counters(server.base_url, client, self.note, new=kind.facts.started)
         self.gpu_uses: list[GpuUse] = []
         """Readings of the leased cards since the last phase.
@@ -100,6 +103,7 @@ class Watch:
         Taken only during a load: each reading starts a process.
         """
         self.in_flight = 0
+        """Requests of the harness, canaries included, that have no answer yet."""
         self.load: LoadClient | None = None
         """The client of the load that is being measured."""
         self.failed: FailedRequest | None = None
@@ -108,6 +112,7 @@ class Watch:
         It is the first failed one since the last token, or one whose error names the death.
         """
         self.broken = False
+        """A channel failed, so `dead` is set although the engine may live."""
         self.fatal_lines = 0
         """Lines of the log so far that report a death."""
         self.refuted_lines = 0
@@ -154,7 +159,7 @@ class Watch:
     def _channel_ended(self, task: asyncio.Task[None]) -> None:
         """End the trial at once if a channel failed, for example because the disk is full.
 
-        `__aexit__` raises its exception.
+        Set `broken`, `dead` and `ended`; `__aexit__` raises the exception of the channel.
         """
         if not task.cancelled() and task.exception() is not None:
             self.broken = True
@@ -162,11 +167,13 @@ class Watch:
             self._over.set()
 
     async def until_ready(self) -> bool:
-        """Wait until `/health` answers 200.
+        """Wait until `/health` answers 200, read the counters for the first time, and return True.
 
-        Return False if the engine died or made no progress for `limits.boot_stall`.
+        Return False if the engine died or the container engine was lost. Also after
+        `limits.boot_stall` seconds without a new log line: set `hung` then. Other channels judge
+        health, counters and processes only once this returned True.
 
-        Raises `InfraError` if another server answers.
+        Raises `InfraError` if another server listens at the URL.
         """
         began = time.monotonic()
         while not self.dead.is_set() and not (self.exit is not None and self.exit.lost):
@@ -206,7 +213,8 @@ class Watch:
     ) -> tuple[Answer, bool]:
         """Send a request; return its answer, and True if that names a dead engine.
 
-        by: the client of a load if there is one.
+        Note a sign of death in the answer, and keep its request in `failed`. by: the client of a
+        load if there is one.
         """
         self.in_flight += 1
         try:
@@ -245,7 +253,7 @@ class Watch:
     async def last_look(self) -> None:
         """Wait briefly: the engine may still crash in the step after the last response.
 
-        Return early once the engine is idle.
+        At most a second, or 0.2 s for a rehearsal. Return early once the engine is dead or idle.
         """
         end = time.monotonic() + (_LAST_LOOK_AT_VLLM if self.kind.facts.runs_vllm else _LAST_LOOK)
         samples: list[CpuSample] = []
@@ -265,7 +273,10 @@ class Watch:
         self._stopping = True
 
     async def hang(self, detail: str, seconds: float) -> None:
-        """Record a hang: the engine has made no progress for `seconds`. Read where it stands."""
+        """Record a hang: the engine has made no progress for `seconds`. Read where it stands.
+
+        Set `hung` and `ended`, and write to the journal. detail: the sentence on the hang.
+        """
         now = time.time()
         self.journal.write("hung", detail=detail, seconds=seconds)
         self.hung = detail
@@ -280,7 +291,11 @@ class Watch:
         self._over.set()
 
     def note(self, sign: DeathSign) -> None:
-        """Record a sign; the first decisive one sets `dead`."""
+        """Record a sign and write it to the journal; the first decisive one sets `dead`.
+
+        Ignore it after `stopping`, and if its channel has one already, unless only this one is
+        decisive.
+        """
         if self._stopping:
             return
         if any(old.channel is sign.channel and old.decisive >= sign.decisive for old in self.signs):
@@ -299,7 +314,10 @@ class Watch:
             self._over.set()
 
     async def _watch_exit(self) -> None:
-        """Wait until the server's process or container exits, and note that sign of death."""
+        """Wait until the server's process or container exits, set `exit`, and note that sign.
+
+        It is no sign if the container engine was lost: the server may still run.
+        """
         self.exit = await self.server.exited()
         self.journal.write(
             "exited",
@@ -317,7 +335,10 @@ class Watch:
         self.note(DeathSign(channel, self.exit.detail, self.exit.at, self.exit.at))
 
     async def _watch_log(self, path: Path, rank: int = 0) -> None:
-        """Follow the log of a node, and note each line that reports a death."""
+        """Follow the log of a node, and note each line that reports a death.
+
+        Each new line counts as progress of the boot. rank: of the node; 0 for the first one.
+        """
         async for line, written in follow(path):
             self._last_growth = time.monotonic()
             if line.strip() and not rank:
@@ -325,7 +346,11 @@ class Watch:
             self._see_line(rank, line, written)
 
     def _see_line(self, rank: int, line: str, written: float) -> None:
-        """Note a log line that reports a death; if the server was ready, confirm it first."""
+        """Note a log line that reports a death, and count it if the first node logs it.
+
+        Confirm a line of the first node before it counts, if the server was ready or is attached.
+        written: when, in epoch seconds.
+        """
         known_sign = log_sign(line)
         if known_sign is None:
             return
@@ -349,8 +374,8 @@ class Watch:
 
         A log may quote such a line, and a gateway may answer `/health`.
 
-        Wait for another channel, which shows a real death in milliseconds. Without one, an engine
-        that returns a token is alive.
+        Note the sign as not decisive, and wait `wait` seconds for another channel, which shows a
+        real death in milliseconds. Then ask for a token; without one the sign is decisive.
         """
         self.note(replace(sign, decisive=False))
         await self._sleep_unless_dead(wait)
@@ -369,7 +394,8 @@ class Watch:
     async def ask_for_a_token(self, model: str) -> Answer:
         """Send the canary, a request for one token: only its answer proves that the engine steps.
 
-        A server of a pooling model has no completions: send it a word to pool instead.
+        A server of a pooling model has no completions: send it a word to pool instead. A token
+        refutes the log's lines so far (`refuted_lines`) and clears `failed`.
         """
         lines = self.fatal_lines
         body = {"model": model, "prompt": "hello", "max_tokens": 1, "temperature": 0}
@@ -383,7 +409,10 @@ class Watch:
         return answer
 
     async def _watch_ranks(self) -> None:
-        """Wait until the server of a further node exits; before ready, that is a death."""
+        """Wait until the server of a further node exits; that is a death if the boot is not over.
+
+        Raises `InfraError` if its container engine was lost.
+        """
         rank, ended = await self.server.rank_exited()
         self.journal.write(
             "rank-exited", rank=rank, code=ended.code, detail=ended.detail, ready=self._ready
@@ -427,7 +456,7 @@ class Watch:
                     refuted = True
 
     async def _watch_children(self) -> None:
-        """Note when EngineCore or a worker exits while the API server still runs."""
+        """Note when EngineCore or a worker exits after the boot while the API server still runs."""
         known: dict[int, str] = {}
         leader: int | None = None
         while True:
@@ -462,7 +491,10 @@ class Watch:
                         known[pid] = _own_name(psutil.Process(pid))
 
     async def _watch_counters(self) -> None:
-        """Poll `/metrics`; record a hang if nothing moves with requests in flight."""
+        """Poll `/metrics`; record a hang if nothing moves for `limits.answer_stall` seconds.
+
+        Only while a request is in flight. Raises `InfraError` instead if `/metrics` never answered.
+        """
         moved = time.monotonic()
         last: tuple[float, ...] = ()
         seen: set[tuple[float, ...]] = set()
@@ -524,12 +556,12 @@ class Watch:
                     self.gpu_uses.append(use)
 
     async def over(self) -> None:
-        """Wait until the engine is dead or hung."""
+        """Wait until the engine is dead or hung, or a channel failed."""
         await self._over.wait()
 
     @property
     def ended(self) -> bool:
-        """True if the engine is dead or hung."""
+        """True if the engine is dead or hung, or a channel failed."""
         return self._over.is_set()
 
     async def _sleep_unless_dead(self, seconds: float) -> None:

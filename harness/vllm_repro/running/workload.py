@@ -73,12 +73,17 @@ class WorkloadRunner:
     known: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Body fields that each endpoint reads, by the server's schema."""
     phase: tuple[float, MetricsReading] | None = None
-    """When the current phase began, in seconds since the epoch, and the server's counters then."""
+    """When the current phase began, in seconds since the epoch, and the server's counters then.
+
+    None if there is no phase or `/metrics` did not answer."""
 
     async def run(self) -> None:
         """Run every step of the workload, then check that the engine still lives.
 
-        Raises `InfraError` if the server lives but does not behave like vLLM.
+        Also check it after a step that left a sign of death. Set `model` first.
+
+        Raises `InfraError` if the server lives but does not behave like vLLM, and `Unsupported` if
+        it cannot be seen whether the engine goes idle.
         """
         trial, watch = self.trial, self.watch
         if not await self.find_model():
@@ -97,10 +102,10 @@ class WorkloadRunner:
         await self.finish()
 
     async def _known_fields(self) -> Mapping[str, frozenset[str]]:
-        """Return the body fields that each endpoint reads, by cache or server.
+        """Return the body fields that each endpoint reads, from the cache or the server.
 
         vLLM needs a second to write its schema. The schema does not change, so cache it beside a
-        cached release.
+        cached release. Empty if the server shows no schema.
         """
         endpoints = {
             request.endpoint
@@ -136,13 +141,20 @@ class WorkloadRunner:
         return True
 
     async def begin_phase(self) -> None:
-        """Read the server's counters; `end_phase` records what they count from now on."""
+        """Read the server's counters; `end_phase` records what they count from now on.
+
+        Drop the earlier readings of the GPUs and of the KV cache's highest use.
+        """
         reading = await self.watch.counters.scrape()
         self.phase, self.watch.counters.kv_most = (time.time(), reading) if reading else None, None
         self.watch.gpu_uses = []
 
     async def end_phase(self, name: str, **fields: object) -> None:
-        """Write to the journal what the server counted in the phase, and begin the next one."""
+        """Write to the journal what the server counted in the phase, and begin the next one.
+
+        Write nothing if `/metrics` did not answer at its begin or end. name, fields: the phase in
+        the journal.
+        """
         phase = self.phase
         after, kv_most = await self.watch.counters.scrape(), self.watch.counters.kv_most
         self.phase, self.watch.counters.kv_most = (time.time(), after) if after else None, None
@@ -155,7 +167,10 @@ class WorkloadRunner:
             )
 
     async def finish(self) -> None:
-        """Check that the engine still lives."""
+        """Check that the engine still lives: send a canary, then wait briefly for a late crash.
+
+        Set `seen.canary_ok`, read the counters, and note signs of death.
+        """
         await self.canary()
         await self.watch.counters.scrape()
         await self.watch.last_look()
@@ -178,7 +193,11 @@ class WorkloadRunner:
                 await self._requests(str(number), (step,))
 
     async def _wait_for_idle(self, within: float) -> None:
-        """Wait until the engine is idle; record a hang if it is not after `within` seconds."""
+        """Wait until the engine is idle; record a hang if it is not after `within` seconds.
+
+        Raises `Unsupported` if no EngineCore process can be seen, and `InfraError` if other clients
+        use the server.
+        """
         samples: list[CpuSample] = []
         while not samples or samples[-1].at - samples[0].at < within:
             spent = await asyncio.to_thread(
@@ -208,7 +227,10 @@ class WorkloadRunner:
         await self.watch.hang(never_idle_message(samples), samples[-1].at - samples[0].at)
 
     async def _has_other_clients(self) -> bool:
-        """Return True if an attached server has requests while the harness sends none."""
+        """Return True if an attached server has requests while the harness sends none.
+
+        Compare its counters over `IDLE_AFTER` seconds. Return False if they cannot be read.
+        """
         if self.trial.launch.kind.facts.started:
             return False
         before = await self.watch.counters.scrape()
@@ -219,7 +241,11 @@ class WorkloadRunner:
         return bool(after.running or after.waiting) or after.progress != before.progress
 
     async def _requests(self, position: str, requests: tuple[Request, ...]) -> None:
-        """Send requests that are in flight at the same time."""
+        """Build the prompts, then send the requests at once and await their answers.
+
+        For a single request also record what the counters show. position: seeds the prompts; the
+        number of the step, and of the turn.
+        """
         built = [
             (request, await self._build(f"{position}.{i}", request))
             for i, request in enumerate(requests)
@@ -242,7 +268,11 @@ class WorkloadRunner:
             self._record_counters(before, after)
 
     async def _build(self, position: str, request: Request) -> Prompt | None:
-        """Return the prompt of a request; None if the server died meanwhile."""
+        """Return the prompt of a request; None if the server died meanwhile.
+
+        position: seeds a generated prompt. Raises `InfraError` if `/tokenize` does not answer, or
+        refuses it, though the server lives.
+        """
         if request.prompt is None:
             return Prompt({}, len(request.ids), 0)
         if isinstance(request.prompt, tuple):
@@ -312,16 +342,20 @@ class WorkloadRunner:
         return prompt
 
     async def _died(self) -> bool:
-        """Return True if the engine is dead or hung.
+        """Return True if the engine is dead or hung, or False after five seconds without a sign.
 
-        Wait first, so that the watch, which polls /health, can detect it.
+        The wait lets the watch, which polls /health, detect it.
         """
         with contextlib.suppress(asyncio.TimeoutError):  # no sign of death
             await asyncio.wait_for(self.watch.over(), _SIGN_AFTER_FAILURE)
         return self.watch.ended
 
     async def _send(self, request: Request, prompt: Prompt) -> None:
-        """Send one request of the workload and record its answer."""
+        """Wait `request.starts_after` seconds, send a request of the workload, record its answer.
+
+        Write it to the journal, and keep in `seen` what the trigger and the output check need. If
+        its client leaves early, there is no answer.
+        """
         trial, name, answer_tokens = self.trial, request.label, self._resolve(request.max_tokens)
         body: dict[str, Any] = {"model": self.model, **prompt.body}
         if request.prompt is not None:
@@ -382,7 +416,11 @@ class WorkloadRunner:
             self.answered.append(ids)
 
     async def _leave_early(self, asking: asyncio.Task[Any], index: int, seconds: float) -> bool:
-        """Close a request's connection after so many seconds; return False if it was answered."""
+        """Close a request's connection after so many seconds, and record that; return True.
+
+        Return False, and leave the request alone, if it was answered or the engine died first.
+        asking: the request in flight. index: of the request in `seen.requests`.
+        """
         try:
             await asyncio.wait([asking], timeout=seconds)
             reading = None if asking.done() else await self.watch.counters.scrape()
@@ -407,14 +445,21 @@ class WorkloadRunner:
         return True
 
     def _resolve(self, size: int | Size) -> int:
-        """Return a prompt or answer size in tokens, by the server's flags if it names one."""
+        """Return a prompt or answer size in tokens, by the server's flags if it names one.
+
+        Raises `ScenarioError` if the command does not have the flag.
+        """
         in_lab = self.trial.launch.kind.facts.in_lab
         return resolve(size, self.trial.launch.command, in_lab=in_lab)
 
     def _note_answer(
         self, index: int, sent: SentRequest, answer: Answer, usage: Usage | None, *, died: bool
     ) -> None:
-        """Record the answer to the request at `index`. usage: None for our counts."""
+        """Record the answer to the request at `index` of `seen.requests`.
+
+        Keep it out of `seen.answers` if the scenario allows its status. usage: the server's token
+        counts; None to keep those of the harness.
+        """
         trial = self.trial
         trial.seen.requests[index] = replace(
             sent,
@@ -432,9 +477,9 @@ class WorkloadRunner:
         self.record_answer(sent.name, answer, answer.token_times)
 
     def _note_output(self, name: str, answer: Answer, repeated: Greedy | None) -> None:
-        """Keep the text of an answer that the output check compares with others.
+        """Keep an answer for the output check, if that compares it with others.
 
-        repeated: its request, if its prompt is also sent alone.
+        repeated: its request, if its prompt is also sent alone; keep that in `greedy`.
         """
         checks = self.trial.scenario.output
         if repeated is not None:
@@ -445,7 +490,7 @@ class WorkloadRunner:
         self.keep_output(Probe.WORKLOAD, answer, name=name, prompt=prompt)
 
     def keep_output(self, probe: Probe, answer: Answer, **more: str) -> None:
-        """Keep an answer for the output checks, and write it to the journal.
+        """Keep a sample of an answer for the output checks, and write that to the journal.
 
         more: `name`, `prompt` and `needle` as for `sample_output`.
         """
@@ -454,7 +499,7 @@ class WorkloadRunner:
         self.trial.journal.write("output", **self.trial.label, said=kept)
 
     def record_answer(self, name: str, answer: Answer, times: Iterable[float]) -> None:
-        """Write an answer to the journal and `requests.jsonl`. times: of its tokens."""
+        """Write an answer to the journal and `requests.jsonl`. times: as in `record_request`."""
         self.trial.journal.write(
             "answer",
             **self.trial.label,
@@ -469,7 +514,10 @@ class WorkloadRunner:
         self.record_request(name, answer, times)
 
     def record_request(self, name: str, answer: Answer, times: Iterable[float]) -> None:
-        """Write a request's times to `requests.jsonl`. times: of its tokens."""
+        """Write a request's times to `requests.jsonl`. times: of its tokens, in epoch seconds.
+
+        The file has them in seconds since the request was sent.
+        """
         self.trial.requests.write(
             "request",
             **self.trial.label,
@@ -483,7 +531,7 @@ class WorkloadRunner:
         )
 
     def _record_counters(self, before: MetricsReading, after: MetricsReading) -> None:
-        """Record the counters of the one request that was in flight between two scrapes."""
+        """Record the steps and cached tokens of the one request between two scrapes."""
         seen = self.trial.seen
         steps = steps_between(before, after)
         last = seen.requests[-1]
@@ -498,7 +546,11 @@ class WorkloadRunner:
         )
 
     async def canary(self) -> None:
-        """Request one token, to check that the engine is alive."""
+        """Request one token, to check that the engine is alive; set `seen.canary_ok`.
+
+        It is None if the server refuses the request with a 4xx. Without a token wait up to three
+        seconds for another sign of death.
+        """
         trial, watch = self.trial, self.watch
         trial.notify("asking for one token, to see that the engine lives")
 
@@ -525,7 +577,8 @@ class WorkloadRunner:
     async def unless_over(self, tasks: list[asyncio.Task[None]]) -> None:
         """Await `tasks`, but no longer than until the engine is dead or hung.
 
-        Once the engine is dead or hung, cancel those that do not finish by themselves.
+        Then cancel those that are not finished; if it is dead, wait two seconds for them first.
+        Raise what a task raises.
         """
         over = asyncio.create_task(self.watch.over())
         work: asyncio.Future[list[None]] = asyncio.gather(*tasks)

@@ -34,12 +34,14 @@ from vllm_repro_diagnosis.live import listeners
 from vllm_repro_diagnosis.log_text import read_lines
 
 _BOOT_LINES = (b"vLLM API server version ", b"non-default args: ")
+"""Texts of the lines with which a boot of vLLM's API server begins."""
 _BOOT_BYTES = 4_000_000
+"""Bytes of the log that are read to find what the server runs on."""
 _LOCAL = {"127.0.0.1", "localhost", "::1", "0.0.0.0"}
 
 
 def _local_port(url: str) -> int | None:
-    """Return the URL's port; None if it is not on this host."""
+    """Return the URL's port; None if it names none, or a host that is not this one."""
     parts = urlsplit(url)
     return parts.port if parts.hostname in _LOCAL else None
 
@@ -51,7 +53,10 @@ def find_process(url: str) -> int | None:
 
 
 def find_log(pid: int | None) -> Path | None:
-    """Return the regular file that a process writes its output to, or None."""
+    """Return the regular file that a process writes its output to.
+
+    Return None without a process, or if it has none that this user can read.
+    """
     if pid is None:
         return None
     for descriptor in (2, 1):
@@ -66,7 +71,7 @@ def own_lines_begin(source: Path, pid: int | None) -> int:
     """Return the byte offset of this server's first line in a log that others may have used.
 
     It is the last boot with `pid`, else the first line with it, else the last boot. Without any of
-    these the writer of the file is unknown, so only new lines count.
+    these the writer of the file is unknown, so only new lines count: return the file's size.
     """
     mark = f"pid={pid})".encode()
     offset = 0
@@ -86,7 +91,8 @@ def own_lines_begin(source: Path, pid: int | None) -> int:
 async def identify(url: str) -> tuple[str, bool]:
     """Return the version of the vLLM at `url`, and True if it is the imitation, a rehearsal.
 
-    Raises `UsageError` if a run cannot watch it.
+    Raises `UsageError` if it is no vLLM or a run cannot watch it, and `InfraError` if no server
+    responds.
     """
     hint = "name the server's root, such as --url http://127.0.0.1:8000"
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
@@ -186,7 +192,7 @@ class AttachServer(Server):
         )
 
     async def stop(self) -> None:
-        """End the copy of the log; the server itself keeps running."""
+        """End the copy of the log within two seconds; the server itself keeps running."""
         self._stop.set()
         if self._copier is not None:
             await asyncio.shield(asyncio.to_thread(self._copier.join, 2.0))
@@ -204,7 +210,10 @@ class AttachServer(Server):
 
 
 def _container_log(url: str, *, follow: bool) -> Iterator[bytes]:
-    """Return, in pieces, the log of the container that publishes the URL's port, if any does."""
+    """Return, in pieces, the log of the container that publishes the URL's port.
+
+    Empty if none does or no Docker Engine answers. follow: go on with what is logged later.
+    """
     port = _local_port(url)
     if port is None:
         return iter(())
@@ -251,7 +260,8 @@ def _boot_text(url: str, log: Path | None) -> str:
 def evidence_of(version: str | None, log: str) -> Evidence:
     """Return the kind of evidence (GPU, CPU, lab …) of a running server, by its log or version.
 
-    The needs of the scenario do not count: the server may run elsewhere.
+    Return `Evidence.UNKNOWN` if neither shows it. The needs of the scenario do not count: the
+    server may run elsewhere.
     """
     seen = evidence_in(read_lines(log))
     return Evidence.CPU if seen is Evidence.UNKNOWN and "+cpu" in (version or "") else seen
@@ -260,9 +270,10 @@ def evidence_of(version: str | None, log: str) -> Evidence:
 class AttachSite(Site):
     """The server of `--server attach`: it runs already, and every trial of the run uses it.
 
-    Its site checks whether it is a rehearsal, so that a rehearsal cannot pass for vLLM.
+    Opening it asks the server what it is, so that a rehearsal cannot pass for vLLM, and reads its
+    log. rehearsal: True if it is one; None to ask it.
 
-    rehearsal: the result of the check, if it is known already.
+    Raises `UsageError` without a URL, and like `identify`.
     """
 
     kind = ServerKind.ATTACH
@@ -301,7 +312,7 @@ class AttachSite(Site):
     def launch(
         self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
     ) -> Launch:
-        """Return the arm's reported command for the report; nothing is started."""
+        """Return the arm's command for the report; the running server may have another one."""
         return Launch(
             kind=self.kind,
             evidence=self.evidence,

@@ -83,6 +83,7 @@ class Server(ABC):
     """Base of every kind of server; an object serves one trial. The module has the rules."""
 
     base_url: str
+    """Its URL, without `/v1`."""
     log_path: Path | None
     """Its growing log; None if the log of an attached server was not found."""
     patched: Mapping[str, str] = MappingProxyType({})
@@ -104,7 +105,7 @@ class Server(ABC):
     async def rank_exited(self) -> tuple[int, Exit]:
         """Wait until a node after the first ends, and return its rank and how it ended.
 
-        Wait forever if there are no other nodes.
+        Wait forever if there are no other nodes. May be cancelled and called again.
         """
         never: asyncio.Future[tuple[int, Exit]] = asyncio.get_running_loop().create_future()
         return await never
@@ -112,14 +113,15 @@ class Server(ABC):
     async def surviving_ranks(self, seconds: float) -> tuple[int, ...]:
         """Wait `seconds`, and return the ranks of the nodes after the first that still run.
 
-        Returns early if none does.
+        Return early once all of them have ended.
         """
         return ()
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
         """Return `facts` with those known only after the boot, such as the patched files in use.
 
-        ready: False if the boot failed. Raises like `start`.
+        ready: False if the boot failed. Raises like `start`, and `InfraError` if the log shows that
+        another file runs in place of a patched one.
         """
         if not self.patched or self.log_path is None:
             return facts

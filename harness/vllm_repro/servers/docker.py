@@ -55,12 +55,14 @@ from vllm_repro_diagnosis.evidence import Evidence
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.02
+"""Seconds between two looks at the container."""
 _RETRY_S = 5.0
 """Seconds without the Docker Engine after which it counts as lost.
 
 A restart with `live-restore` takes 1 to 2 s.
 """
 _THREAD_END_S = 10.0
+"""Seconds to wait for the end of the thread that copies the log."""
 _BROKEN = (*engine_errors(), urllib3.exceptions.HTTPError)
 """Errors from reading a stream of the Docker Engine if the connection breaks."""
 
@@ -104,11 +106,14 @@ class DockerServer(Server):
         self._follower: threading.Thread | None = None
 
     async def start(self) -> ServerFacts:
-        """Create and start the container; return its command, image and id."""
+        """Create and start the container, and copy its log; return its command, image and id."""
         return await asyncio.to_thread(self._launch)
 
     async def exited(self) -> Exit:
-        """Wait until the container has ended, and return how."""
+        """Wait until the container has ended, and return how.
+
+        Raises `InfraError` if it was never started.
+        """
         if self._container is None:
             raise InfraError("the server was never started")
         while self._exit is None:
@@ -133,13 +138,16 @@ class DockerServer(Server):
         return below if self.spec.init else (first.pid, *below)
 
     def _launch(self) -> ServerFacts:
-        """Check the image, then create and start the container; leave nothing behind on failure."""
+        """Check the image, then create and start the container; leave nothing behind on failure.
+
+        Raises `InfraError` or `Unsupported`, also if it was started or stopped before.
+        """
         with self._lock:  # a concurrent `stop` waits, and then removes the container
             if self._stopped.is_set() or self._container is not None:
                 raise InfraError("the server was started or stopped before")
             self._engine = engine = self._connect()
             try:
-                image = self._checked_image(engine)
+                image = self._check_image(engine)
                 self._lease = Lease(f"the run {self._run}")
                 self._create_and_start(engine, self._lease)
             except BaseException as error:
@@ -157,8 +165,12 @@ class DockerServer(Server):
             container_id=self._container,
         )
 
-    def _checked_image(self, engine: Engine) -> ImageFacts:
-        """Return the image's facts; raise if it is not what the run claims, or Docker is remote."""
+    def _check_image(self, engine: Engine) -> ImageFacts:
+        """Return the image's facts.
+
+        Raises `Unsupported` if Docker is on another machine, and `InfraError` if the image is
+        missing, or simulates vLLM although the run does not, or the reverse.
+        """
         if not engine.local:
             raise Unsupported(
                 f"the Docker Engine at {engine.host} is on another machine, and only {LOOPBACK} is"
@@ -176,7 +188,10 @@ class DockerServer(Server):
         return image
 
     def _create_and_start(self, engine: Engine, lease: Lease) -> None:
-        """Create and start the container, and the thread that copies its log."""
+        """Create and start the container, and the thread that copies its log.
+
+        Raises `InfraError` if the log cannot be written, and the Docker SDK's own errors.
+        """
         try:
             self.log_path.touch()
         except OSError as error:
@@ -193,7 +208,10 @@ class DockerServer(Server):
         self._follower.start()
 
     def _follow(self, engine: Engine, container: str) -> None:
-        """Copy the container's log as it grows, and record how the container ended."""
+        """Copy the container's log as it grows; then set `_exit` to how the container ended.
+
+        Runs in its own thread until the container ends or Docker is lost.
+        """
         whole = True
         while (state := self._state(engine, container)) and state.get("Running"):
             whole = whole and self._copy_log(engine, container, follow=True)
@@ -203,9 +221,10 @@ class DockerServer(Server):
         self._exit = exit_of(state, seen)
 
     def _copy_log(self, engine: Engine, container: str, *, follow: bool) -> bool:
-        """Append new lines of the container's log to `log_path` until the connection ends.
+        """Append new bytes of the container's log to `log_path` until the connection ends.
 
-        Return False if the disk is full.
+        follow: also wait for further ones. Return False if `log_path` cannot be written, such as on
+        a full disk.
         """
         stream: Any = None
         try:
@@ -226,7 +245,7 @@ class DockerServer(Server):
     def _state(self, engine: Engine, container: str) -> dict[str, Any] | None:
         """Return the container's `State`; empty if it is gone, None if Docker does not answer.
 
-        Retry: dockerd may be restarting.
+        Retry for five seconds, but not after `stop`: dockerd may be restarting.
         """
         retrying = Retrying(
             retry=retry_if_exception_type(engine_errors())
@@ -246,7 +265,10 @@ class DockerServer(Server):
         return state
 
     def _stop_and_remove(self) -> None:
-        """Stop the container, copy the rest of its log, record how it ended, and remove it."""
+        """Stop the container, copy the rest of its log, record how it ended, and remove it.
+
+        Do nothing if it was not started or is removed.
+        """
         self._stopped.set()
         with self._lock:
             if self._engine is None:
@@ -265,7 +287,10 @@ class DockerServer(Server):
             self._remove(self._engine)
 
     def _remove(self, engine: Engine) -> None:
-        """Remove the container and close the connection. Errors are logged."""
+        """Remove the container, release its lease, and close the connection.
+
+        Log errors of the removal: `vllm-repro clean` finds the container by the lease, which stays.
+        """
         if self._lease is not None:
             try:
                 if self._container is not None:
@@ -336,7 +361,8 @@ def create_arguments(spec: ContainerSpec) -> dict[str, Any]:
 def exit_of(state: dict[str, Any] | None, at: float) -> Exit:
     """Return how a container ended, from its `State` in the Docker Engine.
 
-    state: from the engine; empty if the container is gone, None if no engine answers.
+    state: from the engine; empty if the container is gone, None if no engine answers. at: when
+    this was noticed, in epoch seconds.
     """
     if state is None:
         detail = "the Docker Engine does not answer, so nothing is known about the container"

@@ -28,6 +28,7 @@ RUN_LABEL = "org.vllm-repro.run"
 LEASE_LABEL = "org.vllm-repro.lease"
 """Name of the container's lease (`vllm_repro.host.lease`)."""
 REHEARSAL_LABEL = "org.vllm-repro.rehearsal"
+"""`1` on an image that holds the rehearsal engine."""
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _PING_TIMEOUT_S = 10
@@ -147,7 +148,10 @@ def missing_image(image: str) -> InfraError:
 
 
 def repository_digest(image: str, known: list[str]) -> str | None:
-    """Return the digest among `known` for the repository in `image`, else the first of them."""
+    """Return the digest among `known` for the repository in `image`, else the first of them.
+
+    Return None if `known` is empty.
+    """
     repository = image.partition("@")[0]
     repository = re.sub(r":[^:/]+$", "", repository)
     return next(
@@ -281,7 +285,10 @@ def gpu_prefix(engine: Engine, image: str | None = None) -> str:
 
 
 def _gpu_refusal(engine: Engine, image: str, request: GpuRequest) -> Exception | None:
-    """Return Docker's error for this GPU `request`; None if it starts a container with it."""
+    """Return Docker's error for this GPU `request`; None if it accepts the request.
+
+    Start and remove a container. Raises one of `engine_errors` if Docker does not answer.
+    """
     from docker.errors import APIError
 
     lease = Lease("a container that tries a GPU request")
@@ -307,6 +314,8 @@ def _gpu_refusal(engine: Engine, image: str, request: GpuRequest) -> Exception |
 
 def remove_container(engine: Engine, container: str) -> None:
     """Kill and remove a container with its unnamed volumes; return when it is gone.
+
+    One that is gone already is no error.
 
     Raises one of `engine_errors` if it cannot be removed, and `InfraError` if that takes over a
     minute.

@@ -59,7 +59,11 @@ class DockerSite(Site):
     def offer(
         cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
     ) -> Offer:
-        """Accept for `--server auto` if nothing is missing here, and Docker can run the image."""
+        """Accept for `--server auto` if nothing is missing here, and Docker can run the image.
+
+        Also accept if `--image` was given: the run then reports what is missing. With GPUs, start a
+        container for a moment to find out.
+        """
         image = options.image or default_image(scenario, f"{options.vllm or scenario.try_with}")
         refused = ""
         if not missing:
@@ -76,7 +80,11 @@ class DockerSite(Site):
         return Offer(bool(options.image), "an image was given" if options.image else refused)
 
     def patched_source(self, arm: Arm) -> PatchedSource:
-        """Return the mounts and variables by which a container runs the arm's patched vLLM."""
+        """Return the mounts and variables by which a container runs the arm's patched vLLM.
+
+        Empty for an arm without patches. The first call for an arm starts a container to read the
+        image's files. Raises like `Site.patched_source`.
+        """
         if arm.patches and arm.patches not in self._patched:
             unchanged = self.launch(self._scenario, replace(arm, patches=()), 0)
             assert unchanged.container is not None
@@ -127,7 +135,7 @@ class DockerSite(Site):
 
 
 def _gpu_prefix(engine: Engine, image: str) -> str:
-    """Return `gpu_prefix`, or nothing if Docker refuses GPUs: the trial then reports why."""
+    """Return `gpu_prefix`, or "" if Docker refuses GPUs: the trial then reports why."""
     try:
         return gpu_prefix(engine, image)
     except (InfraError, Unsupported):

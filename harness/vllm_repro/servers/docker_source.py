@@ -80,7 +80,7 @@ def image_source(
     """Read these `files` of vLLM's source from the image of `spec`, in a short-lived container.
 
     run: id of the run, for the labels. Raises `Unsupported` for an image without vLLM, and
-    `InfraError` if its Python does not run.
+    `InfraError` if the image is missing or its Python does not run.
     """
     image = image_facts(engine, spec.image)
     if image.rehearsal:
@@ -103,7 +103,10 @@ def image_source(
 def _find_files(
     engine: Engine, spec: ContainerSpec, files: Sequence[str], run: str
 ) -> dict[str, Any]:
-    """Run the image's Python to find vLLM's folder, PYTHONPATH and `files`; return its JSON."""
+    """Run the image's Python to find vLLM's folder, PYTHONPATH and `files`; return its JSON.
+
+    Raises `InfraError` or `Unsupported` if it does not run.
+    """
     from docker.errors import ContainerError
 
     lease = Lease(f"the run {run}")

@@ -54,7 +54,10 @@ class KindFacts:
 
     @property
     def runs_vllm(self) -> bool:
-        """Return True if the server runs vLLM's own code; False if it only imitates vLLM."""
+        """Return True if the server runs vLLM's own code; False if it only imitates vLLM.
+
+        True for `attach` and `docker`, although theirs may imitate it: their `Site` finds out.
+        """
         return self.evidence is not Evidence.REHEARSAL
 
     @property

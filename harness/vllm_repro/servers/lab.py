@@ -47,7 +47,7 @@ _METADATA = {
 
 
 def plugin_folder() -> Path:
-    """Return a folder for PYTHONPATH with only the lab's vLLM plugin and its entry point."""
+    """Make, in the cache, and return a folder for PYTHONPATH with only the lab's vLLM plugin."""
     package = Path(vllm_repro_lab.__file__).resolve().parent
     folder = (
         cache_root() / "plugins" / f"lab-{hashlib.sha256(str(package).encode()).hexdigest()[:8]}"
@@ -82,7 +82,11 @@ class LabServer(ProcessServer):
         super().__init__(argv, log=log, env={**env, "REPRO_LAB_FACTS": str(self.facts)}, **more)
 
     def booted(self, facts: ServerFacts, *, ready: bool) -> ServerFacts:
-        """Return `facts` with the parts of vLLM that the lab replaced, and the patched files."""
+        """Return `facts` with the parts of vLLM that the lab replaced, and the patched files.
+
+        Raises `InfraError` if the ready server did not load the plugin, `Unsupported` as
+        `read_replaced` does.
+        """
         if ready and not self.facts.is_file():
             raise InfraError(
                 "the release did not load the lab's plugin, so the replaced parts are unknown",
@@ -146,7 +150,11 @@ class LabSite(Site):
     def offer(
         cls, scenario: Scenario, options: ServerOptions, *, missing: str, download: bool
     ) -> Offer:
-        """Accept a scenario with `lab=` if this CPU can run it and its release may be installed."""
+        """Accept a scenario with `lab=` if this CPU can run it and its release can be had.
+
+        That is: it is in the cache, or may be downloaded. Decline with `--model`, or `--weights`
+        real or random.
+        """
         if scenario.lab is None or options.model or options.weights in ("real", "random"):
             return Offer(False)
         if lacking := _lacking_flag(scenario.lab, scenario.model):
@@ -157,7 +165,10 @@ class LabSite(Site):
         return Offer(False, f"--scenario-server lab installs vLLM {source} and runs it without")
 
     def prepare(self, notify: Notify) -> None:
-        """Install the release if necessary; raise `Unsupported` if this CPU lacks a flag."""
+        """Set `release`, installed if necessary.
+
+        Raises `Unsupported` if this CPU lacks a flag, and `InfraError` if it cannot be installed.
+        """
         if lacking := _lacking_flag(self._lab, self._scenario.model):
             raise Unsupported(
                 "vLLM's CPU build has the operators of this scenario only for processors with"
@@ -172,7 +183,10 @@ class LabSite(Site):
         return [arm for arm in arms if not self._lab.arms or arm.name in self._lab.arms]
 
     def cannot(self, arm: Arm) -> str:
-        """Return why the lab cannot run `arm`, as a sentence; empty if it can."""
+        """Return why the lab cannot run `arm`, as a sentence; empty if it can.
+
+        Raises `InfraError` as `Site.cannot` does.
+        """
         if graph_mode(self._scenario.command_in_lab(arm)) == "PIECEWISE":
             return (
                 "the lab captures full graphs of decode batches only, and this arm asks for"
@@ -187,7 +201,7 @@ class LabSite(Site):
     ) -> Launch:
         """Return the command of `arm` in the lab, with its differences from the bug report.
 
-        The executable is `vllm`, and its source as installed, without a release.
+        Before `prepare` has set `release`, its program is just `vllm`, and no patch is applied.
         """
         launch = lab_launch(
             scenario,
@@ -204,7 +218,7 @@ class LabSite(Site):
         return with_release(launch, self.release)
 
     def patched_source(self, arm: Arm) -> PatchedSource:
-        """Return the release's vLLM with the arm's patches; nothing without a release."""
+        """Return the release's vLLM with the arm's patches; empty without patches or `release`."""
         if not arm.patches or self.release is None:
             return PatchedSource()
         return patch_packages(self.release.packages, arm.patches, self._notify)
@@ -219,7 +233,7 @@ class LabSite(Site):
         return process_server(launch, arm, log, self.others, make)
 
     def _untried(self, arm: Arm) -> dict[str, tuple[str, ...]]:
-        """Return, by patched file, functions whose patch does not run: the lab replaces them."""
+        """Return, by patched file, the functions that the patch changes and the lab replaces."""
         assert self.release is not None
         folder, parts = (
             self.release.packages,
@@ -232,7 +246,10 @@ class LabSite(Site):
         }
 
     def text(self, arm: Arm, port: int) -> str:
-        """Return the arm's command, ready to paste, and the replaced parts of vLLM as comments."""
+        """Return the arm's command, ready to paste, and the replaced parts of vLLM as comments.
+
+        Its program is that of the cached release, or `vllm` if that is not there. Install nothing.
+        """
         self.release = ReleaseCache().get(self._source)
         lines = [self.launch(self._scenario, arm, port).render(), ""]
         lines += [

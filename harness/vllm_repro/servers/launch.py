@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # most servers are no release of the cache
     from vllm_repro.releases.provision import Release
 
 CONTAINER_MODEL = "/models/tiny"
+"""Where a container sees a local model folder."""
 CPU_ENV = {
     # GiB: the default is a share of the host's memory for each server
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -42,6 +43,7 @@ _IMITATED = "no vLLM at all: a rehearsal engine that imitates it"
 _NO_WEIGHTS = "none: a rehearsal"
 _DUMMY = "--load-format dummy"
 FIRST_RUNNER = ("VLLM_USE_V2_MODEL_RUNNER", "0")
+"""Variable that makes vLLM use its first model runner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,7 @@ def _with_model(
 ) -> tuple[ServeCommand, list[str]]:
     """Return the command of `arm` for the served model, and how it differs from the bug report.
 
-    seen_as: its name or path for the server.
+    seen_as: name or path of the model for the server. Also leave out `--api-key`.
     """
     command = scenario.command_of(arm)
     differences: list[str] = []
@@ -181,7 +183,8 @@ def process_launch(
 ) -> Launch:
     """Return the launch of `arm` as a process of a local vLLM.
 
-    vllm: the words that call it. gpus: indices of the leased ones, as `nvidia-smi` counts.
+    vllm: the words that call it. env: further variables, such as those of an overlay. gpus: indices
+    of the leased ones, as `nvidia-smi` counts.
     """
     command, differences = _with_model(scenario, arm, weights, str(weights.path or weights.name))
     command = command.with_flags(f"--host {LOOPBACK}", f"--port {port}")
@@ -196,7 +199,7 @@ def process_launch(
             **(CPU_ENV if on_cpu else {}),
             **env,
             **(OFFLINE_ENV if weights.path else {}),
-            **visible(gpus),
+            **gpu_env(gpus),
         },
         differences=(
             *differences,
@@ -212,10 +215,10 @@ def process_launch(
     )
 
 
-def visible(gpus: Sequence[str]) -> dict[str, str]:
+def gpu_env(gpus: Sequence[str]) -> dict[str, str]:
     """Return the CUDA variables that limit a process to these GPUs, counted as by `nvidia-smi`.
 
-    Return none for no GPUs.
+    Empty for no GPUs: the process then sees all.
     """
     return (
         {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
@@ -267,8 +270,9 @@ def container_launch(
 ) -> Launch:
     """Return the launch of a container of `image`, with GPUs if the evidence is to be of a GPU.
 
-    mounts, more_env: the overlay with the arm's changes of vLLM's source. gpus: ids of the leased
-    ones, in place of the reported `--gpus`.
+    port: on the host. mounts, more_env: the overlay with the arm's changes of vLLM's source. gpus:
+    ids of the leased ones, in place of the reported `--gpus`. Raises `HarnessBug` for evidence that
+    no container gives.
     """
     command, differences = _with_model(
         scenario, arm, weights, CONTAINER_MODEL if weights.path else weights.name

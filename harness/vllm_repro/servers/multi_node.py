@@ -26,7 +26,7 @@ from vllm_repro.command.container import LOOPBACK
 from vllm_repro.command.parse import parse
 from vllm_repro.scenario.scenario import Arm
 from vllm_repro.servers.base import Exit, Server, ServerFacts
-from vllm_repro.servers.launch import Launch, visible
+from vllm_repro.servers.launch import Launch, gpu_env
 from vllm_repro_diagnosis.evidence import Evidence
 
 
@@ -59,7 +59,7 @@ def node_count(launch: Launch) -> int:
 
 
 def process_nodes(launch: Launch, meeting: Meeting) -> list[Launch]:
-    """Return one launch per node, by rank, for nodes that are processes; as it is for one node."""
+    """Split a process's launch into one launch per node, by rank; one node stays as it is."""
     nodes = node_count(launch)
     if nodes == 1:
         return [launch]
@@ -72,7 +72,7 @@ def process_nodes(launch: Launch, meeting: Meeting) -> list[Launch]:
     difference = f"{nodes} nodes as {hosts}, which meet at {meeting.address}:{meeting.port}"
     launches = []
     for rank, command in enumerate(_commands(launch.command, nodes, meeting)):
-        env = _environment(launch, meeting) | visible(_gpus(launch, rank))
+        env = _environment(launch, meeting) | gpu_env(_gpus_of_node(launch, rank))
         argv, differences = (*program, *command.argv()), (*launch.differences, difference)
         launches.append(
             replace(launch, command=command, argv=argv, env=env, differences=differences)
@@ -96,7 +96,7 @@ def container_nodes(launch: Launch) -> list[Launch]:
     for rank, command in enumerate(
         _commands(parse(shlex.join(("vllm", "serve", *spec.argv))), nodes, _IN_CONTAINERS)
     ):
-        gpus = ",".join(_gpus(launch, rank))
+        gpus = ",".join(_gpus_of_node(launch, rank))
         node = replace(
             spec,
             argv=command.argv(),
@@ -115,7 +115,10 @@ def container_nodes(launch: Launch) -> list[Launch]:
 
 
 def _commands(command: ServeCommand, nodes: int, at: Meeting) -> Iterator[ServeCommand]:
-    """Yield the `vllm serve` command of each node, by rank; all but the first are headless."""
+    """Yield the `vllm serve` command of each node, by rank; all but the first are headless.
+
+    at: where the nodes meet.
+    """
     meeting = (f"--master-addr {at.address}", f"--master-port {at.port}")
     yield command.with_flags(*meeting, "--node-rank 0")
     headless = command.without(*(name for name in ("--host", "--port") if command.has(name)))
@@ -144,7 +147,7 @@ def _environment(launch: Launch, meeting: Meeting) -> dict[str, str]:
     }
 
 
-def _gpus(launch: Launch, rank: int) -> Sequence[str]:
+def _gpus_of_node(launch: Launch, rank: int) -> Sequence[str]:
     """Return the indices of the GPUs for the node of `rank`; none on a CPU.
 
     Without a lease they count from 0. A node on a separate host gets all leased ones.
@@ -214,14 +217,17 @@ class MultiNodeServer(Server):
         return min(exits), exits[min(exits)]
 
     async def surviving_ranks(self, seconds: float) -> tuple[int, ...]:
-        """Wait `seconds`, and return the ranks of the nodes after the first that still run."""
+        """Wait `seconds`, and return the ranks of the nodes after the first that still run.
+
+        Return early once all of them have ended.
+        """
         exits = await self._exits(asyncio.ALL_COMPLETED, seconds)
         return tuple(rank for rank in range(1, len(self.followers) + 1) if rank not in exits)
 
     async def _exits(self, when: str, seconds: float | None = None) -> dict[int, Exit]:
-        """Wait for the first or for all other nodes (`when`), and return how they ended, by rank.
+        """Wait until one or all (`when`) of the other nodes end; return how, by rank.
 
-        May be cancelled and called again.
+        After `seconds` return those that have ended. May be cancelled and called again.
         """
         waits = {
             asyncio.ensure_future(follower.exited()): rank

@@ -109,7 +109,8 @@ def needs_of(scenario: Scenario, options: ServerOptions) -> Needs:
 def weights_for(scenario: Scenario, options: ServerOptions) -> ServedModel:
     """Return the model that a run serves: that of `--model`, a tiny one, or the scenario's.
 
-    Raises `UsageError` for a folder without a model.
+    Make the folder of a tiny model in the cache on first use. Raises `UsageError` for a folder that
+    is not there or holds no model.
     """
     if options.model:
         folder = Path(options.model).expanduser()
@@ -141,7 +142,8 @@ def edited_command(
 ) -> tuple[ServeCommand, TinyModel | None, Sequence[Edit]]:
     """Return the command of `arm` on servers of `kind`, its tiny model, and that model's edits.
 
-    Flags that every server gets, such as `--port`, are not in it.
+    Flags that every server gets, such as `--port`, are not in it. The tiny model is None if there
+    is none; its folder is made as by `weights_for`.
     """
     if kind.facts.in_lab and scenario.lab is not None:
         return (

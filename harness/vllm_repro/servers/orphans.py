@@ -42,7 +42,10 @@ class Orphans:
 
 
 def find_orphans(leases: Collection[str] | None = None) -> Orphans:
-    """Return servers whose harness was killed: all of this user, or those of the named `leases`."""
+    """Return servers whose harness was killed: all of this user, or those of the named `leases`.
+
+    Docker is asked only if one of them was a container; see `docker_error`.
+    """
     free = {
         path: facts
         for path, facts in free_leases().items()
@@ -95,7 +98,10 @@ def _starter(facts: LeaseFacts) -> str:
 
 
 def _leased_containers(engine: Engine) -> list[dict[str, Any]]:
-    """Return the containers that this package started, as the Docker Engine lists them."""
+    """Return the containers that this package started, as the Docker Engine lists them.
+
+    Raises `InfraError` if it does not.
+    """
     try:
         listed: list[dict[str, Any]] = engine.client.api.containers(
             all=True, filters={"label": LEASE_LABEL}
@@ -116,7 +122,11 @@ def end_orphans(orphans: Orphans) -> None:
 
 
 def _end_servers(orphans: Orphans) -> None:
-    """End and remove all but the lease files: a later try finds the rest by them."""
+    """End the processes and containers, and keep the lease files.
+
+    A later try finds the rest by them. Raises `InfraError` at the first container that Docker does
+    not remove.
+    """
     end_sessions(orphans.sessions)
     if orphans.containers:
         with contextlib.closing(connect()) as engine:
@@ -130,7 +140,7 @@ def _end_servers(orphans: Orphans) -> None:
 def sweep() -> list[str]:
     """End servers that killed runs left, before a new run, and return one line for each.
 
-    An orphan that cannot be ended does not stop the run.
+    An orphan that cannot be ended does not stop the run: another line reports it.
     """
     orphans = find_orphans()
     try:
@@ -141,7 +151,10 @@ def sweep() -> list[str]:
 
 
 def _end_orphans_of(leases: Collection[str]) -> None:
-    """End the servers of `leases`, whose harness just exited."""
+    """End the servers of `leases`, whose harness just exited, and remove these leases.
+
+    Try it three times, a second apart, before the leases go.
+    """
     # the locks may outlive the pipe, and Docker may still be creating a container
     for _ in range(3):
         orphans = find_orphans(leases)

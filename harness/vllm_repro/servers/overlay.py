@@ -23,7 +23,9 @@ from vllm_repro.servers.docker_source import ImageSource, image_source
 from vllm_repro.servers.witness import PLUGIN, witness_env
 
 WITNESS_INSIDE = "/opt/vllm-repro/witness"
+"""Where a container sees the plugin of `witness`."""
 NOTHING = "/dev/null"
+"""What is mounted over a compiled file: Python then compiles the patched source."""
 
 
 @dataclass(frozen=True, kw_only=True)

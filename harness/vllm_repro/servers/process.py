@@ -66,7 +66,10 @@ class ProcessServer(Server):
         self._session: Session | None = None
 
     async def start(self) -> ServerFacts:
-        """Start the process with its output in the log; return its command and pid."""
+        """Start the process with its output in the log; return its command and pid.
+
+        Raises `InfraError` if the port is taken or the process cannot be started.
+        """
         check_port(self.port)
         # PYTHONOPTIMIZE would remove the assertions of which some engines die.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
@@ -82,7 +85,10 @@ class ProcessServer(Server):
         )
 
     async def exited(self) -> Exit:
-        """Wait until the server's process has ended, and return its exit status or signal."""
+        """Wait until the server's process has ended, and return its exit status or signal.
+
+        Raises `InfraError` if it was never started.
+        """
         if self._session is None:
             raise InfraError("the server was never started")
         while (code := self._session.exit_code()) is None:
@@ -105,7 +111,10 @@ class ProcessServer(Server):
         return f"pid {', '.join(map(str, listening))}"
 
     def processes(self) -> tuple[int, ...]:
-        """Return the pids of the server and its children, the API server first."""
+        """Return the pids of the server and its children, the API server first.
+
+        Empty if it was not started.
+        """
         return self._session.pids() if self._session else ()
 
 
@@ -118,9 +127,8 @@ def process_server(
 ) -> tuple[Launch, Server]:
     """Return the first node's launch, and the server, not started, with one process per node.
 
-    `make` takes the arguments of `ProcessServer`.
-
-    others: hosts of all nodes but the first; None for this one.
+    make: takes the arguments of `ProcessServer`. others: hosts of all nodes but the first; None for
+    this host.
     """
     address = others.address if others else LOOPBACK
     meeting = Meeting(address=address, port=free_port(address))
@@ -149,7 +157,10 @@ def process_server(
 
 
 def with_release(launch: Launch, release: Release | None) -> Launch:
-    """Return `launch` with the source of its vLLM and the release of its compiled parts."""
+    """Return `launch` with the source of its vLLM and the release of its compiled parts.
+
+    Name them as a difference from the report, too. Return `launch` as it is without a release.
+    """
     if release is None:
         return launch
     launch = replace(launch, release=release)
@@ -171,7 +182,7 @@ def with_release(launch: Launch, release: Release | None) -> Launch:
 def misfit(release: Release | None, model: TinyModel | None, *, attention: bool = True) -> str:
     """Return why the compiled parts of `release` cannot serve `model`; empty if they can.
 
-    attention: it is not replaced.
+    attention: False if the lab replaces the attention, so that its operators do not matter.
     """
     if release is None or release.fit is None:
         return ""
@@ -189,7 +200,8 @@ def misfit(release: Release | None, model: TinyModel | None, *, attention: bool 
 class ProcessSite(Site):
     """The servers of `--server process`: processes of a local vLLM.
 
-    It is the vLLM on PATH or, for a scenario without GPUs, a release from the cache.
+    It is the vLLM on PATH or, for a scenario without GPUs, the one that `--vllm` names. Opening it
+    installs that into the cache, for minutes. Raises `InfraError` if there is no such vLLM.
     """
 
     kind = ServerKind.PROCESS
@@ -272,7 +284,7 @@ class ProcessSite(Site):
         )
 
     def patched_source(self, arm: Arm) -> PatchedSource:
-        """Return the variables by which a process runs the arm's patched vLLM."""
+        """Return the variables by which a process runs the arm's vLLM, with its patches if any."""
         if not arm.patches:
             # A vllm on the user's PYTHONPATH would come before that of the release.
             return PatchedSource(

@@ -100,14 +100,18 @@ class Site(ABC):
         """
 
     def prepare(self, notify: Notify) -> None:
-        """Fetch what the servers need, which may take minutes. Raises `InfraError`."""
+        """Fetch what the servers need, which may take minutes; by default nothing.
+
+        Raises `InfraError` or `Unsupported`.
+        """
         return
 
     @contextlib.contextmanager
     def leased(self, scenario: Scenario, options: ServerOptions, notify: Notify) -> Iterator[None]:
         """Lease the GPUs of the servers, for all boots of a run; block while other runs hold them.
 
-        Raises `InfraError`.
+        Set `gpus` to their indices; empty if the servers use no GPU, are attached, or this machine
+        lacks what they need. Raises `InfraError` if too few GPUs are left.
         """
         needs = needs_of(scenario, options)
         on_gpus = (
@@ -122,14 +126,18 @@ class Site(ABC):
     def launch(
         self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
     ) -> Launch:
-        """Return exactly what will run for `arm`, with its differences from the bug report."""
+        """Return exactly what will run for `arm`, with its differences from the bug report.
+
+        run: name of the run's folder; empty for `show`. number: of the trial.
+        """
 
     def server(
         self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
     ) -> tuple[Launch, Server]:
         """Return the launch and the server of one trial, not started.
 
-        If it cannot run here, its `start` raises the reason.
+        If it cannot run here, its `start` raises the reason. number: of the trial. log: the file
+        that the server will write. run: name of the run's folder.
         """
         refusal: ReproError | None = None
         try:
@@ -157,7 +165,10 @@ class Site(ABC):
         return "" if self.unchangeable else "--vllm names another release, or leave the patch out"
 
     def cannot(self, arm: Arm) -> str:
-        """Return why this site cannot run `arm`, as a sentence; empty if it can."""
+        """Return why this site cannot run `arm`, as a sentence; empty if it can.
+
+        Patch vLLM for the arm to find out. Raises `InfraError` if that cannot be done.
+        """
         if arm.patches and self.unchangeable:
             return self.unchangeable
         try:
@@ -169,13 +180,13 @@ class Site(ABC):
     def patched_source(self, arm: Arm) -> PatchedSource:
         """Return the variables and mounts by which a server runs the arm's patched vLLM.
 
-        Raises `Unsupported` if a patch does not fit, and `InfraError` if the overlay cannot be
-        made.
+        Make the overlay on first use; by default there is none. Raises `Unsupported` if a patch
+        does not fit, and `InfraError` if the overlay cannot be made.
         """
         return PatchedSource()
 
     def usual_arms(self, scenario: Scenario, arms: Sequence[Arm]) -> list[Arm]:
-        """Return the arms that a run boots if it names none."""
+        """Return those of `arms` that a run boots if it names none; by default, without patches."""
         return [arm for arm in arms if not arm.patches]
 
     def imitates(self, scenario: Scenario) -> bool:
@@ -222,7 +233,7 @@ def site_class(kind: ServerKind) -> type[Site]:
 def choose(scenario: Scenario, options: ServerOptions, *, download: bool = True) -> ServerChoice:
     """Choose the kind of server for `--server auto`: the first that can run the scenario here.
 
-    Raises `UsageError` if none can.
+    Ask Docker and the cache to find out. Raises `UsageError` if none can.
 
     download: releases may be downloaded. A test suite that runs unattended must not fill a disk
     with gigabytes.

@@ -41,8 +41,8 @@ def witness_env(files: Iterable[str], *path: str) -> dict[str, str]:
 def witnessed(log: str, changed: Mapping[str, str], *, ready: bool) -> tuple[Patched, ...]:
     """Return the patched files that a server's processes reported in its `log`, once checked.
 
-    changed: {name: sha256}. Raises `InfraError` if a process found or ran a different file, or if a
-    ready server has not reported a file.
+    changed: {file: sha256 of its patched text}. Raises `InfraError` if a process found or ran a
+    different file, or if a ready server has not reported a file.
     """
     seen: dict[str, str] = {}
     for event in observed(read_lines(log)):
