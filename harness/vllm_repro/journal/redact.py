@@ -28,7 +28,10 @@ _LONGEST_REMEMBERED = 20_000
 
 
 def known_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the secret values of an environment, each with its variable's name (`HF_TOKEN`)."""
+    """Return the secret values of an environment, each with its variable's name (`HF_TOKEN`).
+
+    Values of less than 8 characters are left out.
+    """
     return {
         value: name
         for name, value in environ.items()
@@ -53,16 +56,21 @@ class Redactor:
     names: bool = True
 
     def text(self, value: str) -> str:
-        """Return `value` without secrets and private names. A second pass changes nothing."""
-        return self._looked_up(value) if len(value) <= _LONGEST_REMEMBERED else self._without(value)
+        """Return `value` without secrets and, unless `names` is False, without private names.
+
+        A second pass changes nothing.
+        """
+        return (
+            self._redact_cached(value) if len(value) <= _LONGEST_REMEMBERED else self._redact(value)
+        )
 
     @cached_property
-    def _looked_up(self) -> Callable[[str], str]:
+    def _redact_cached(self) -> Callable[[str], str]:
         """Return the function that redacts short texts and remembers its results."""
-        return lru_cache(_REMEMBERED)(self._without)
+        return lru_cache(_REMEMBERED)(self._redact)
 
-    def _without(self, value: str) -> str:
-        """Return `value` without secrets and private names, not looking at the cache."""
+    def _redact(self, value: str) -> str:
+        """Return `value` redacted as by `text`, without the cache."""
         for secret in self._longest_first:
             value = value.replace(secret, marker(self.secrets[secret]))
         value = without_secrets(value)
@@ -106,7 +114,10 @@ class Redactor:
         return redacted
 
     def deep(self, value: Any) -> Any:
-        """Redact every string of JSON data, and replace everything below a secret name."""
+        """Return JSON data with each string redacted, and each string below a secret name replaced.
+
+        Words after a secret flag in a list are replaced, too. Numbers stay.
+        """
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
