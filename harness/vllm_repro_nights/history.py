@@ -72,7 +72,7 @@ class BugNights:
 
     @property
     def decided(self) -> bool:
-        """Return True if a run decided something. Other rows are folded."""
+        """Return True if a run decided something in these nights or before; else it gets no row."""
         decided = any(MARKS[cell.result].tone != "dull" for cell in self.nights)
         return decided or self.state.verdict is not Verdict.INCONCLUSIVE
 
@@ -103,11 +103,12 @@ class History:
     changes: tuple[Change, ...]
     bugs: tuple[BugNights, ...]
     throughput: tuple[NightThroughput, ...]
+    # runs of the last night
     last_night: tuple[Run, ...]
 
     @property
     def simulated(self) -> bool:
-        """Return True if every run is a rehearsal."""
+        """Return True if every run is a rehearsal; False without runs."""
         return bool(self.bugs) and all(bug.evidence == Evidence.REHEARSAL for bug in self.bugs)
 
 
@@ -190,7 +191,10 @@ def _result(run: Run) -> str:
 
 
 def _changes(bug: BugNights, before: Verdict, last: int) -> Iterator[Change]:
-    """Yield what the last nights changed. before: the state at the end of the night before them."""
+    """Yield what the last nights changed: a new state, or that the bug did not run any more.
+
+    before: the state at the end of the night before them. last: the number of last nights.
+    """
     earlier, new = bug.nights[-last - 1], bug.nights[-last:]
     ran = [run for cell in new for run in cell.runs[:1]]
     change = partial(Change, scenario=bug.scenario, evidence=bug.evidence)

@@ -124,7 +124,8 @@ def as_json(history: History) -> dict[str, Any]:
 def html_page(history: History, way: str, near: Mapping[str, str] | None = None) -> str:
     """Return the history as one HTML page.
 
-    way: link from it to the folder of all runs. near: links that replace those to some runs.
+    way: relative link from the page to the folder of all runs. near: links that replace those to
+    some runs, by id.
     """
     replaced = near or {}
     body = fragment(

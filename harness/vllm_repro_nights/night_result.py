@@ -40,7 +40,7 @@ class Light(StrEnum):
 
     @property
     def status(self) -> int:
-        """Return the exit status of `nightly`."""
+        """Return the exit status of `nightly`: 0 for green, 1 for red, else 2."""
         return {Light.RED: 1, Light.GREEN: 0}.get(self, 2)
 
 
@@ -89,7 +89,11 @@ class Night:
 
     @property
     def light(self) -> Light:
-        """Return the worst light; amber if nothing ran."""
+        """Return red after a surprise, green if all is as declared, else amber.
+
+        Scenarios that this machine cannot run do not count. Amber, too, if nothing ran, the host
+        had trouble, or a signal ended the night.
+        """
         lights = {result.light for result in self.scenarios} - {Light.NONE}
         if Light.RED in lights:
             return Light.RED
@@ -142,7 +146,7 @@ def judged(report: RunReport) -> ScenarioNight:
 
 
 def markdown(night: Night) -> str:
-    """Return the night as Markdown, the summary of a CI job."""
+    """Return the night as Markdown, the summary of a CI job, cut to what GitHub accepts."""
     evidences = dict.fromkeys(report.evidence for report in night.reports)
     text = plain_text(
         "summary.md",
