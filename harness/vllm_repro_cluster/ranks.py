@@ -104,7 +104,9 @@ class _Node(Server):
     ) -> None:
         self.base_url = "http://127.0.0.1:0"
         self.log_path = log
+        # why the node cannot do its part; None if it can
         self.refused: ReproError | None = None
+        # set once the task has ended, and `_exit` with it
         self.ended = threading.Event()
         self._ray, self._rank, self._say = ray, rank.rank, say
         self._item = replace(item, rank=rank, resume="")

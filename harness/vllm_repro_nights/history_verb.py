@@ -115,7 +115,7 @@ def _runs(root: Path, named: list[str] | tuple[str, ...]) -> list[Run]:
 def _write(file: Path, content: str, option: str) -> None:
     """Write content to a file and print its name, or to the standard output if the file is `-`.
 
-    option: named in the hint of the error. Raises `UsageError`, or `InfraError` if the disk is full.
+    option: named in the hint. Raises `UsageError`, or `InfraError` if the disk is full.
     """
     if file == _STDOUT:
         sys.stdout.write(content)
