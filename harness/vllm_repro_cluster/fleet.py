@@ -125,7 +125,10 @@ def ray_at(on: str, node: str | None = None) -> Any:
 
 
 def _refuse_silent(address: str) -> None:
-    """Raise `InfraError` if no Ray cluster answers at `address`: `ray.init` would wait forever."""
+    """Raise `InfraError` if no Ray cluster answers at `address`, or if it refuses this command.
+
+    `ray.init` would wait forever.
+    """
     words = [
         "-m",
         "ray.scripts.scripts",
@@ -310,7 +313,7 @@ class Fleet:
                     where = f"{nodes} nodes have" if nodes > 1 else "a node has"
                     copy.progress.notify(f"waiting until {where} {_words(demand)} free")
         except StopIteration:
-            return copy.ended()
+            return copy.why_lost()
         except _HeadGone:
             group = None  # it ends with this command
             raise

@@ -56,8 +56,8 @@ class RunCopy:
     def take(self, name: str, at: int, data: bytes) -> None:
         """Take a chunk by its name, and write that of a file to the copy at the offset `at`.
 
-        Print output, report the site to `chosen`, and keep an error for `ended`. The first file
-        makes the folder.
+        Print output, report the site to `chosen`, and keep an error for `why_lost`. The first
+        file makes the folder.
         """
         if name == NODE:
             self.node = data.decode()
@@ -91,7 +91,7 @@ class RunCopy:
         end = read(self.folder / "journal.jsonl").end if self.folder else None
         return end is not None and not end["interrupted"]
 
-    def ended(self) -> str:
+    def why_lost(self) -> str:
         """Return why the process of the run was lost; empty if the run finished.
 
         Raises the error that it left.

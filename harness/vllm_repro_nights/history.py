@@ -113,7 +113,10 @@ class History:
 
 
 def night_of(started_at: str, zone: tzinfo | None) -> date:
-    """Return the night of `2026-11-22T03:45:16Z` in `zone` (None: local time)."""
+    """Return the night of `2026-11-22T03:45:16Z` in `zone` (None: local time).
+
+    From 18:00 on it is that of the next day.
+    """
     local = datetime.fromisoformat(started_at).astimezone(zone).replace(tzinfo=None)
     return (local + _EVENING).date()
 

@@ -163,7 +163,7 @@ def suites(night: Night) -> str:
     """Return the night as the text of one JUnit file.
 
     The suite `nightly` has a case for each scenario without a run: skipped if this machine cannot
-    run it, else an error.
+    run it, else an error. Trouble of the host and an interruption are errors in it.
     """
     cases = [
         (result.scenario, "skipped" if result.light is Light.NONE else "error", result.why)
@@ -218,7 +218,10 @@ def as_values(night: Night) -> dict[str, Any]:
 
 
 def annotation(night: Night) -> str:
-    """Return a GitHub annotation, empty for green. It shows amber: a step is green or red."""
+    """Return a GitHub annotation: an error for red, a warning for amber; empty for green.
+
+    Without it amber would not be visible: a step is green or red.
+    """
     if night.light is Light.GREEN:
         return ""
     text = " ".join(night.headline.split()).replace("%", "%25")

@@ -43,7 +43,7 @@ class _Transport(httpx.AsyncHTTPTransport):
 
 
 class Client:
-    """HTTP client for one server; close it, or use it as an async context manager.
+    """HTTP client for one server: `async with Client(url) as client`.
 
     Completion requests have no read timeout: a prefill can take minutes. The watcher detects hangs
     and cancels.

@@ -85,7 +85,10 @@ class ServeCommand:
         return flag is not None and (flag.name == canonical_name) == (not _is_false(flag))
 
     def enabled(self, name: str) -> bool | None:
-        """Return True for `--name`, False for `--no-name`, None if neither is given."""
+        """Return True for `--name`, False for `--no-name` or `--name=false`; None without it.
+
+        The last one counts.
+        """
         return None if self._last(canonical(name)) is None else self.has(name)
 
     def number(self, name: str) -> int | None:
@@ -122,9 +125,9 @@ class ServeCommand:
         return replace(self, flags=tuple(flags), model_argument=argument)
 
     def without(self, *names: str) -> ServeCommand:
-        """Return a copy without these flags, in either polarity, and without the keys below them.
+        """Return a copy without these flags, in either polarity.
 
-        A key is such as `--compilation-config.mode`.
+        The keys below a flag, such as `--compilation-config.mode`, are removed with it.
 
         Raises `CommandError` for a flag that the command does not have.
         """

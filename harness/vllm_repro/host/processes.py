@@ -101,7 +101,10 @@ class Session:
 
 
 def _kill(session: int) -> None:
-    """Kill all processes of a session with SIGKILL, and remove their shared memory."""
+    """Kill all processes of a session with SIGKILL, and remove their shared memory.
+
+    Wait until they are gone, for at most 50 s.
+    """
     members = session_members(session)
     segments = _shared_memory(members)
     for attempt in range(50):

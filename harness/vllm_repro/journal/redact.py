@@ -123,15 +123,15 @@ class Redactor:
         if isinstance(value, Mapping):
             return {
                 self.deep(key): (
-                    _replaced(item, key) if is_secret_name(str(key)) else self.deep(item)
+                    _replace_texts(item, key) if is_secret_name(str(key)) else self.deep(item)
                 )
                 for key, item in value.items()
             }
         if isinstance(value, list | tuple):
-            return self._words(value)
+            return self._redact_list(value)
         return value
 
-    def _words(self, words: Sequence[Any]) -> list[Any]:
+    def _redact_list(self, words: Sequence[Any]) -> list[Any]:
         """Redact a list, which may be an argument vector.
 
         Words after `--api-key` are secret up to the next flag.
@@ -145,25 +145,25 @@ class Redactor:
             if word.startswith("-"):
                 flag = word if re.fullmatch(r"[\w-]+", word) and is_secret_name(word) else ""
             elif flag:
-                redacted.append(_replaced(word, flag))
+                redacted.append(_replace_texts(word, flag))
                 continue
-            redacted.append(self._word(word))
+            redacted.append(self._redact_word(word))
         return redacted
 
-    def _word(self, word: str) -> str:
+    def _redact_word(self, word: str) -> str:
         """Redact one argument: everything after a secret name and `=` is its value, with spaces."""
         name, equals, value = word.partition("=")
         if equals and re.fullmatch(r"[\w.-]+", name) and is_secret_name(name):
-            return f"{self.text(name)}={_replaced(value, name)}"
+            return f"{self.text(name)}={_replace_texts(value, name)}"
         return self.text(word)
 
 
-def _replaced(value: Any, name: str) -> Any:
+def _replace_texts(value: Any, name: str) -> Any:
     """Return `value` with a marker for each non-empty text in it. Numbers stay."""
     if isinstance(value, str):
         return value if not value or value.startswith("[redacted:") else marker(kind_of(name))
     if isinstance(value, Mapping):
-        return {key: _replaced(item, name) for key, item in value.items()}
+        return {key: _replace_texts(item, name) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_replaced(item, name) for item in value]
+        return [_replace_texts(item, name) for item in value]
     return value

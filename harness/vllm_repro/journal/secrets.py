@@ -102,7 +102,7 @@ _EQUALS = re.compile(rf"=(?!{_MARKED})[^\"'\\\n]+")
 
 
 def marker(kind: str) -> str:
-    """Return the text that replaces a secret of this kind."""
+    """Return `[redacted:KIND]`, the text that replaces a secret of this kind."""
     return f"[redacted:{kind}]"
 
 
