@@ -27,8 +27,11 @@ class _Output(io.FileIO):
             return memoryview(data).nbytes
 
 
-def _without_reader(stream: TextIO | None) -> Any:
-    """Return `stream` with broken pipes ignored, so that they do not change the exit status."""
+def _ignore_broken_pipes(stream: TextIO | None) -> Any:
+    """Return `stream` with broken pipes ignored, so that they do not change the exit status.
+
+    A stream that is no text file, or None, is returned as it is.
+    """
     if not isinstance(stream, io.TextIOWrapper):  # None if it is closed
         return stream
     raw = _Output(stream.fileno(), "w", closefd=False)
@@ -42,8 +45,12 @@ def _without_reader(stream: TextIO | None) -> Any:
 
 
 def main() -> int:
-    """Run the command and return its exit status."""
-    sys.stdout, sys.stderr = _without_reader(sys.stdout), _without_reader(sys.stderr)
+    """Run `vllm-repro` and return its exit status.
+
+    Replace `sys.stdout` and `sys.stderr`. Until the command line is parsed, a signal exits at once
+    with status 130; then the earlier handlers are back.
+    """
+    sys.stdout, sys.stderr = _ignore_broken_pipes(sys.stdout), _ignore_broken_pipes(sys.stderr)
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number, handler in before.items():
         # else it is ignored, as in a background job
@@ -67,7 +74,7 @@ def main() -> int:
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    """Exit at once on a signal: some modules print or swallow an exception while imported."""
+    """Exit with status 130 on a signal: some modules print or swallow an exception at import."""
     os._exit(INTERRUPTED)
 
 

@@ -62,9 +62,10 @@ class RunResult:
 
 
 def load_scenario(path: str | os.PathLike[str]) -> Scenario:
-    """Return the scenario of a file, or the known one with this id. Its file is read, not run.
+    """Return the scenario that `path` names: a file, an id, or the number or URL of an issue.
 
-    Raises `UsageError` if there is none, and `ScenarioError` with every mistake of the file.
+    The file is read, not run. Raises `UsageError` if there is none, and `ScenarioError` with every
+    mistake of the file.
     """
     return find(os.fspath(path))
 
@@ -93,10 +94,11 @@ def run(
 
     The options and the reports are the same. It blocks for minutes.
 
-    arms: one or several; so is `patch`. trials: boots of each arm, "auto" for as many as decide its
-    claim. throughput: as `--throughput` and `--no-throughput`, None for neither. Raises
+    arms, patch: one or several. trials: boots of each arm; "auto" or None for as many as decide its
+    claim. answer_stall: seconds without progress after which requests in flight are a hang.
+    throughput: as `--throughput` and `--no-throughput`, None for neither. Raises
     `KeyboardInterrupt` after an interrupt, with the report written; else as the command fails:
-    `UsageError`, `ScenarioError`, `Unsupported`, `InfraError`.
+    `UsageError`, `ScenarioError`, `CommandError`, `Unsupported`, `InfraError`.
     """
     patches = [patch] if isinstance(patch, str | os.PathLike) else patch or ()
     arms = [arms] if isinstance(arms, str) else arms

@@ -29,7 +29,8 @@ def convert(value: object, kind: Any, *, from_attributes: bool = ...) -> Any: ..
 def convert(value: object, kind: Any, *, from_attributes: bool = False) -> Any:
     """Convert plain data to the type `kind`.
 
-    Raises `msgspec.ValidationError` if it does not fit.
+    from_attributes: also read objects by their attributes. Raises `msgspec.ValidationError` if the
+    data do not fit.
     """
     with _one_thread:
         return msgspec.convert(value, kind, from_attributes=from_attributes)

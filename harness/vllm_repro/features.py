@@ -18,7 +18,7 @@ from typing import Any
 def additions(kind: str) -> dict[str, EntryPoint]:
     """Return the entry points that installed features add of a kind, such as verbs, by name.
 
-    Nothing is imported.
+    Nothing is imported. The metadata are read once in a process.
     """
     entries = sorted(entry_points(group=f"vllm_repro.{kind}"), key=lambda entry: entry.name)
     # A feature whose folder was deleted may still be named in the metadata.
@@ -26,7 +26,7 @@ def additions(kind: str) -> dict[str, EntryPoint]:
 
 
 def load(kind: str, name: str) -> Any:
-    """Import and return what an installed feature adds of a kind under this name.
+    """Import and return the object that an installed feature adds of a kind as `name`.
 
     Raises `KeyError` if no installed feature has it.
     """

@@ -11,7 +11,10 @@ _CHECKOUT = _PACKAGE.parent.parent
 
 
 def _data_folder(in_checkout: str, in_wheel: str) -> Path:
-    """Return a folder of the package's own files: in the checkout, else in the installed wheel."""
+    """Return a folder of the package's own files: in the checkout, else in the installed wheel.
+
+    Raises `HarnessBug` if neither has it.
+    """
     # The checkout first, so that an edited scenario is used.
     checkout = [_CHECKOUT / in_checkout] if (_CHECKOUT / "pyproject.toml").is_file() else []
     for candidate in (*checkout, _PACKAGE / "_data" / in_wheel):
@@ -21,12 +24,12 @@ def _data_folder(in_checkout: str, in_wheel: str) -> Path:
 
 
 def scenario_folder() -> Path:
-    """Return the folder of scenario files."""
+    """Return the folder of the package's own scenario files."""
     return _data_folder("scenarios", "scenarios")
 
 
 def ledger_file() -> Path:
-    """Return the ledger of known bugs."""
+    """Return the path of the ledger of known bugs, `catalogue.json`."""
     return _data_folder("reports/results", "results") / "catalogue.json"
 
 

@@ -55,7 +55,10 @@ def is_secret_name(name: str) -> bool:
 
 
 def steers_vllm(name: str) -> bool:
-    """Return True for a variable of vLLM or of a library that it uses, such as `NCCL_DEBUG`."""
+    """Return True for a variable of vLLM or of a library that it uses, such as `NCCL_DEBUG`.
+
+    False for `VLLM_REPRO_…`, the variables of this package.
+    """
     return bool(_STEERS.fullmatch(name)) and not name.startswith("VLLM_REPRO_")
 
 

@@ -40,7 +40,7 @@ _KINDS: dict[Family, frozenset[Kind]] = {
 }
 _FP8_WIDTH = 4096
 SMALLEST_VOCABULARY = 265
-"""The bytes, and `vllm_repro.releases.tiny_tokenizer.added_tokens(image=True)`."""
+"""Fewest token ids: the 256 bytes, and those of `tiny_tokenizer.added_tokens(image=True)`."""
 _DRAFTERS = frozenset({"mimo", "deepseek_v4"})
 
 
@@ -57,13 +57,13 @@ class TinyModel:
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 32
-    # of gemma3's sliding layers, and of all layers of deepseek_v4
+    # attention window of gemma3's sliding layers, and of all layers of deepseek_v4
     window: int | None = None
     # number of draft layers (`--speculative-config` with the method "mtp")
     drafts: int = 0
     # hidden size, default heads x head_dim; a small one makes wide attention cheap
     hidden: int | None = None
-    # ids up to about 9,500 decode to text, larger ones to nothing
+    # number of token ids: those up to about 9,500 decode to text, larger ones to nothing
     vocab: int = 4096
     max_position: int = 32768
     # 8-bit weights, and the inner sizes that their kernels need, as vLLM's DeepSeek-V4 on GPUs
@@ -115,9 +115,9 @@ class TinyModel:
 
     @property
     def width(self) -> int:
-        """Hidden size.
+        """Hidden size: `hidden`, or heads x head_dim without it; always 4,096 with `fp8`.
 
-        A mimo derives its head size from it, so `hidden` is ignored there, and with `fp8`.
+        A mimo ignores `hidden`, because vLLM derives its head size from the hidden size.
         """
         if self.fp8:
             return _FP8_WIDTH

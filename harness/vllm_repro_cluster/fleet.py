@@ -63,14 +63,20 @@ _CHECK = (
 
 @functools.cache
 def connect(on: str) -> Fleet:
-    """Connect to the cluster of `--on`. Raises `UsageError` or `InfraError` if that fails."""
+    """Connect to the cluster of `--on`, once in a process, and return it.
+
+    Raises `UsageError` or `InfraError` if that fails.
+    """
     return Fleet(ray_at(on))
 
 
 def ray_at(on: str, node: str | None = None) -> Any:
     """Connect this process to a cluster and return Ray's module. Raises like `connect`.
 
-    node: the address of the node that this process is on; None if Ray has to find it.
+    For `local` start a cluster on this machine, and set its new token in this environment.
+
+    on: the value of `--on`, or the address of a cluster's head. node: the address of the node that
+    this process is on; None if Ray has to find it.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     where: dict[str, Any] = {"address": on, "_node_ip_address": node}
@@ -119,7 +125,10 @@ def ray_at(on: str, node: str | None = None) -> Any:
 
 
 def _refuse_silent(address: str) -> None:
-    """Raise `InfraError` if no Ray cluster answers at `address`: `ray.init` would wait forever."""
+    """Raise `InfraError` if no Ray cluster answers at `address`, or if it refuses this command.
+
+    `ray.init` would wait forever.
+    """
     words = [
         "-m",
         "ray.scripts.scripts",
@@ -155,7 +164,7 @@ class _HeadGone(InfraError):
 
 
 class Fleet:
-    """A Ray cluster that does runs; ray: Ray's module, of which tests give another one."""
+    """A Ray cluster that does runs. ray: Ray's connected module; tests pass a fake."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -168,13 +177,19 @@ class Fleet:
         self._interrupted = name
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """Note the first signal, and raise: Ray discards exceptions raised in its callbacks."""
+        """Note the first signal and raise `KeyboardInterrupt`; do nothing for later ones.
+
+        It is noted because Ray discards exceptions raised in its callbacks.
+        """
         if not self._interrupted:
             self.interrupt(number.name)
             raise KeyboardInterrupt(number.name)
 
     def room(self, job: Job) -> int:
-        """Return how many such jobs the nodes can run at once, at least one."""
+        """Return how many such jobs the nodes can run at once, at least one.
+
+        Raises `Unsupported` if no node has the resources of one.
+        """
         demand, hosts = self._demand(job, Unsupported)
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         runs = [
@@ -194,9 +209,13 @@ class Fleet:
     def run(
         self, job: Job, progress: Progress, chosen: Chosen, unfinished: UnfinishedRun | None
     ) -> RunReport:
-        """Run `job` on a node.
+        """Run `job` on a node, copy its folder to this machine, and return its report.
 
         If the node is lost, resume once on another. Start anew if that is another kind of machine.
+
+        chosen: called with the facts of the node's vLLM. unfinished: the run to resume. Raises
+        `InfraError` if the second node or the head is lost too, with the command to resume;
+        `KeyboardInterrupt` after a signal before the run had a folder; and the errors of `run_one`.
         """
         repeat = repeat_command(
             "run",
@@ -220,7 +239,7 @@ class Fleet:
                 continue
             except _HeadGone as error:
                 copy.record_loss(f"{error}")
-                raise InfraError(f"{error}", hint=self._resume(copy, job)) from None
+                raise InfraError(f"{error}", hint=self._report_lost(copy, job)) from None
             except InfraError as error:
                 if not lost:
                     raise
@@ -229,7 +248,7 @@ class Fleet:
                 break
             copy.record_loss(trouble)
             if lost:
-                raise InfraError(f"{lost}, and then {trouble}", hint=self._resume(copy, job))
+                raise InfraError(f"{lost}, and then {trouble}", hint=self._report_lost(copy, job))
             progress.line(f"{trouble}; the run is tried on another node")
             lost = trouble
         if copy.folder is None:
@@ -243,7 +262,7 @@ class Fleet:
         return build(copy.folder)
 
     @staticmethod
-    def _resume(copy: RunCopy, job: Job) -> str:
+    def _report_lost(copy: RunCopy, job: Job) -> str:
         """Write the reports of a lost run; return the command that resumes it, else repeats it."""
         if copy.folder is None:
             return job.reproduce
@@ -251,9 +270,13 @@ class Fleet:
         return f"vllm-repro run --resume {shlex.quote(str(copy.folder))} --on CLUSTER"
 
     def _try(self, job: Job, copy: RunCopy, lost: str) -> str:
-        """Run the job once on its node or nodes.
+        """Run the job once on its node or nodes, and wait until it ends.
 
-        Return how the node was lost; empty if it was not, or if a signal interrupted the run.
+        Return how the node or its process was lost; empty if it was not, or if a signal interrupted
+        the run.
+
+        lost: how the node before was lost; empty for the first. Raises the error that the run left,
+        `InfraError` if it could not be started, and `_HeadGone`.
         """
         ray = self._ray
         demand, nodes = self._demand(job, InfraError if lost else Unsupported)
@@ -290,7 +313,7 @@ class Fleet:
                     where = f"{nodes} nodes have" if nodes > 1 else "a node has"
                     copy.progress.notify(f"waiting until {where} {_words(demand)} free")
         except StopIteration:
-            return copy.ended()
+            return copy.why_lost()
         except _HeadGone:
             group = None  # it ends with this command
             raise

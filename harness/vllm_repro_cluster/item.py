@@ -106,15 +106,19 @@ def start_item(ray: Any, item: Item, node: int, files: Mapping[str, bytes]) -> A
 
 
 def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
-    """Run an item in a process, and yield what it writes while it writes it.
+    """Run an item in a process on this node, and yield what it writes while it writes it.
 
-    files: of the folder of the scenario's runs.
+    First yield the node's address. Remove the folders of killed items. At the end, or if the stream
+    is cancelled, end the process and remove its folder.
+
+    files: those to begin with, by name below the folder of the scenario's runs; they are not sent
+    back.
     """
     import ray  # this is a process of Ray's
 
     address = ray.util.get_node_ip_address()
     yield NODE, 0, address.encode()
-    remove_left()
+    remove_left_folders()
     root = Path(tempfile.mkdtemp(prefix=_PREFIX))
     lock = (root / _LOCK).open("wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -154,7 +158,7 @@ def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
         lock.close()
 
 
-def remove_left() -> None:
+def remove_left_folders() -> None:
     """Remove the folders that earlier items left on this node when they were killed.
 
     Ray kills the processes of a worker that it ends.
@@ -169,7 +173,7 @@ def remove_left() -> None:
 def _environment(kept: Sequence[str] = ()) -> dict[str, str]:
     """Return the environment in which Ray was started, with the GPUs of the task.
 
-    kept: variables of Ray to keep.
+    kept: variables of Ray to keep. If it cannot be read, return that of this process.
 
     Ray adds variables to that of a task, such as OMP_NUM_THREADS, which would make a server slower
     than without Ray.
@@ -188,7 +192,13 @@ def _environment(kept: Sequence[str] = ()) -> dict[str, str]:
 def _unsent_changes(
     root: Path, runs: Path, run: Path, sent: dict[str, int], *, ended: bool
 ) -> Iterator[Chunk]:
-    """Yield the unsent bytes of a run's files: of logs at any time, of the others at the end."""
+    """Yield the unsent bytes of a run's files, and note those of growing files in `sent`.
+
+    Logs, journals and the files of `root` are sent at any time, the others when it has `ended`.
+
+    root: folder of the item. runs: folder of the scenario's runs. run: folder of the run. sent:
+    bytes sent, by name.
+    """
     for name in (SITE, STARTED, OUTPUT, ERROR):
         yield from _chunks(root / name, name, sent)
     run = run.resolve()

@@ -36,7 +36,11 @@ from vllm_repro_cluster.ranks import ClusterNodes
 
 
 def main(root: Path) -> int:
-    """Run the item from standard input, below `root`. Return the exit status."""
+    """Run the item from standard input, below `root`. Return the exit status.
+
+    It is 130 after an interrupt, else 0: a `ReproError` is written to the file `ERROR` in `root`.
+    When standard input closes, stop and remove `root`.
+    """
     # an install is undone; a run has handlers of its own
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     cut = threading.Event()
@@ -57,7 +61,11 @@ def main(root: Path) -> int:
 
 
 def _run(item: Item, root: Path) -> None:
-    """Run the item's scenario, or one rank of its server, with its files below `root`."""
+    """Run the item's scenario, or one rank of its server, with its files below `root`.
+
+    Go to the command's working folder if this node has it. Raises `ReproError`, and `InfraError` if
+    the command is another version.
+    """
     if item.version != __version__:
         text = f"the node has vllm-repro {__version__}, and the command is {item.version}"
         raise InfraError(text, hint="install the same vllm-repro on each node")
@@ -97,7 +105,10 @@ def _say(line: str) -> None:
 
 
 def _run_rank(job: Job, rank: Rank, root: Path) -> None:
-    """Prepare this node, start its part of the server, and return when that has exited."""
+    """Prepare this node, start its part of the server, and return when that has exited.
+
+    Write its facts, its log and its exit below `root`. Without an arm, only prepare.
+    """
     site = open_site(job.scenario, job.options, job.choice, _say)
     runs = root / RUNS / job.scenario.id
     (log := runs / RANK_LOG).parent.mkdir(parents=True)
@@ -122,7 +133,10 @@ def _run_rank(job: Job, rank: Rank, root: Path) -> None:
 
 
 async def _until_ended(server: Server, started: Path) -> Exit:
-    """Start a server, write its facts to `started`, and return how it exited."""
+    """Start a server, write its facts to `started`, wait for its exit, and return that.
+
+    Stop the server in any case.
+    """
     try:
         facts = await server.start()
         _write(
@@ -139,7 +153,7 @@ async def _until_ended(server: Server, started: Path) -> Exit:
 
 
 def _write(path: Path, fields: Mapping[str, Any]) -> None:
-    """Write a small file at once: `run_item` reads the folder meanwhile."""
+    """Write JSON to a file, which appears whole: `run_item` reads the folder meanwhile."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(fields), encoding="utf-8")
     new.replace(path)

@@ -57,7 +57,10 @@ class ClusterNodes:
     """
 
     def __init__(self, item: Item, say: Callable[[str], None]) -> None:
-        """Connect this process to the cluster. Raises `InfraError`."""
+        """Connect this process to the cluster, then remove Ray's variables from its environment.
+
+        say: called with lines of progress. Raises `UsageError` or `InfraError`.
+        """
         self._ray, self._item, self._say = ray_at(item.cluster, item.address), item, say
         self.address = item.address
         for name in [name for name in os.environ if name.startswith("RAY_")]:
@@ -66,12 +69,15 @@ class ClusterNodes:
     def prepare(self) -> list[str]:
         """Fetch what the servers need on each further node, and return these nodes' addresses.
 
-        Raises `ReproError`.
+        Wait for each. Raises `ReproError` if a node cannot be prepared.
         """
-        return [self._prepared(rank) for rank in range(1, self._item.nodes)]
+        return [self._prepare_node(rank) for rank in range(1, self._item.nodes)]
 
-    def _prepared(self, rank: int) -> str:
-        """Prepare the node of one rank, and return its address once it is done."""
+    def _prepare_node(self, rank: int) -> str:
+        """Prepare the node of one rank, and return its address once it is done.
+
+        Raises `ReproError` if it fails, and ends the node's task.
+        """
         node = _Node(self._ray, self._item, Rank(rank=rank), None, self._say)
         node.begin()
         try:
@@ -98,7 +104,9 @@ class _Node(Server):
     ) -> None:
         self.base_url = "http://127.0.0.1:0"
         self.log_path = log
+        # why the node cannot do its part; None if it can
         self.refused: ReproError | None = None
+        # set once the task has ended, and `_exit` with it
         self.ended = threading.Event()
         self._ray, self._rank, self._say = ray, rank.rank, say
         self._item = replace(item, rank=rank, resume="")
@@ -130,7 +138,10 @@ class _Node(Server):
             )
 
     def _read(self) -> None:
-        """Take chunks from the node until its task ends; note how its server exited or was lost."""
+        """Take chunks from the node until its task ends; note how its server exited or was lost.
+
+        Then set `ended`. It runs in a thread.
+        """
         ray, lost = self._ray, "its process ended early"
         try:
             while True:
@@ -175,7 +186,10 @@ class _Node(Server):
                 file.write(data)
 
     async def start(self) -> ServerFacts:
-        """Start the task; return the facts of the server once it has started on the node."""
+        """Start the task; return the facts of the server once it has started on the node.
+
+        Raises `ReproError` if the node cannot do its part, or is lost.
+        """
         self.begin()
         while self._started is None:
             self.check()
@@ -196,7 +210,10 @@ class _Node(Server):
         return self._exit
 
     async def stop(self) -> None:
-        """End the server on its node, once the rest of its log has come."""
+        """Wait at most 3 s for the rest of its log, then end the server on its node.
+
+        Does nothing before `start`.
+        """
         if self._stream is None:
             return
         last = time.monotonic() + _SETTLES_IN_S

@@ -25,7 +25,10 @@ from vllm_repro_diagnosis.evidence import Evidence
 
 
 def write_reports_of(folder: Path, job: Job) -> None:
-    """Write the reports of a run into its folder on this machine, from its journal."""
+    """Write the reports of a run into its folder on this machine, from its journal.
+
+    Signals wait until all are written.
+    """
     with signals_later():
         write_reports(build(folder), job.scenario)
 
@@ -33,7 +36,8 @@ def write_reports_of(folder: Path, job: Job) -> None:
 class RunCopy:
     """The copy of a run's folder on this machine, while a node of the cluster does the run.
 
-    folder: None until it is known. reported: the reports of this node have arrived.
+    folder: None until the node sends a file of the run. reported: the reports that the node wrote
+    have arrived.
     """
 
     def __init__(self, job: Job, progress: Progress, chosen: Chosen, folder: Path | None) -> None:
@@ -42,12 +46,19 @@ class RunCopy:
         self.begin()
 
     def begin(self) -> None:
-        """Prepare for the chunks of another node."""
+        """Prepare for the chunks of another node: forget the last one and its error.
+
+        Keep the folder.
+        """
         self.node, self._line, self.reported = "", b"", False
         self._error: ReproError | None = None
 
     def take(self, name: str, at: int, data: bytes) -> None:
-        """Take a chunk: write it to the copy, or print or keep what the node says."""
+        """Take a chunk by its name, and write that of a file to the copy at the offset `at`.
+
+        Print output, report the site to `chosen`, and keep an error for `why_lost`. The first
+        file makes the folder.
+        """
         if name == NODE:
             self.node = data.decode()
         elif name == OUTPUT:
@@ -80,7 +91,7 @@ class RunCopy:
         end = read(self.folder / "journal.jsonl").end if self.folder else None
         return end is not None and not end["interrupted"]
 
-    def ended(self) -> str:
+    def why_lost(self) -> str:
         """Return why the process of the run was lost; empty if the run finished.
 
         Raises the error that it left.
@@ -92,7 +103,10 @@ class RunCopy:
         )
 
     def record_loss(self, why: str) -> None:
-        """Write the end of the boot that was lost with its node."""
+        """Append a `trial-ended` with the outcome infra for the boot that was lost with its node.
+
+        Does nothing without a journal, or if no trial was running.
+        """
         path = self.folder / "journal.jsonl" if self.folder else None
         if path is None or not path.exists():
             return

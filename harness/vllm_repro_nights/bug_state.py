@@ -65,10 +65,12 @@ class BugState:
 
 
 def bug_state(runs: Iterable[tuple[date, Run]]) -> BugState:
-    """Return the state of one bug with one kind of evidence.
+    """Return the state of one bug with one kind of evidence: that of one host and kind of build.
 
-    A regression decides, else nightly builds before releases, and the worst host. `runs` come with
-    their nights, in the order of their start.
+    A regression decides, else nightly builds before releases, and the worst host. Hosts without a
+    conclusive run in the last 14 days do not count. Inconclusive without a conclusive run.
+
+    runs: with their nights, in the order of their start.
     """
     tracks: dict[tuple[bool, str], list[tuple[date, Run]]] = {}
     for night, run in runs:
@@ -127,7 +129,7 @@ def _after_release(state: BugState, runs: Sequence[Run]) -> BugState:
 
 
 def _after_quiet(state: BugState, boots: int, run: Run) -> BugState:
-    """Return the state after the quiet boots of the next newer release."""
+    """Return the state after the quiet boots of the next newer release. run: its last run."""
     if state.verdict is Verdict.FIXED:
         return state
     if run.standing is Standing.GOOD and state.verdict is not Verdict.REGRESSED:

@@ -83,10 +83,10 @@ def as_csv(known: Sequence[Run]) -> str:
 
 def _run_frame(known: Iterable[Run]) -> pd.DataFrame:
     """Return the table of runs, a row per run and arm."""
-    return _frame("runs", (_run(run, arm) for run in known for arm in run.arms))
+    return _frame("runs", (_run_row(run, arm) for run in known for arm in run.arms))
 
 
-def _run(run: Run, arm: ArmJson) -> dict[str, Any]:
+def _run_row(run: Run, arm: ArmJson) -> dict[str, Any]:
     """Return the row of one arm of a run."""
     booted = [boot for boot in (*arm.trials, arm.load) if boot is not None]
     boots = [boot.throughput for boot in booted if boot.throughput is not None]
@@ -110,7 +110,7 @@ def _run(run: Run, arm: ArmJson) -> dict[str, Any]:
 
 
 def death_label(arm: ArmJson) -> str:
-    """Return `match: AssertionError in _continuation_prefill` for the first death, or nothing.
+    """Return `match: AssertionError in _continuation_prefill` for the first death, or "".
 
     Cancelled trials do not count.
     """
@@ -127,10 +127,10 @@ def trials(run: Folder) -> pd.DataFrame:
     with legible(Path(run)):
         report = report_dict(build(Path(run)))
     arms = ((arm["name"], trial) for arm in report["arms"] for trial in arm["trials"])
-    return _frame("trials", (_trial(name, trial) for name, trial in arms))
+    return _frame("trials", (_trial_row(name, trial) for name, trial in arms))
 
 
-def _trial(arm: str, trial: Mapping[str, Any]) -> dict[str, Any]:
+def _trial_row(arm: str, trial: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of one trial of an arm."""
     death, speed, saw = (trial[name] or {} for name in ("death", "throughput", "client_saw"))
     known = {"arm": arm, "crossed": trial["trigger"]["crossed"], "client_error": saw.get("error")}
@@ -143,10 +143,10 @@ def requests(run: Folder) -> pd.DataFrame:
     Raises `UsageError` if the folder does not have its requests.
     """
     entries = read(Path(run) / "requests.jsonl").of("request")
-    return _frame("requests", (_request(entry.fields) for entry in entries))
+    return _frame("requests", (_request_row(entry.fields) for entry in entries))
 
 
-def _request(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _request_row(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of one request, from its entry in `requests.jsonl`."""
     import pandas as pd
 
@@ -171,10 +171,10 @@ def versions(version_map: Folder) -> pd.DataFrame:
         raise UsageError(
             f"no version map in {version_map}: {error}", hint="name the folder of versions.json"
         ) from None
-    return _frame("versions", (_release(row, arm) for row in releases for arm in row["arms"]))
+    return _frame("versions", (_release_row(row, arm) for row in releases for arm in row["arms"]))
 
 
-def _release(row: Mapping[str, Any], arm: Mapping[str, Any]) -> dict[str, Any]:
+def _release_row(row: Mapping[str, Any], arm: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of one arm in one release of a version map."""
     boots = [trial["boot_s"] for trial in arm["trials"] if trial["boot_s"]]
     return {
@@ -187,7 +187,10 @@ def _release(row: Mapping[str, Any], arm: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _frame(kind: str, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a table with the columns of its kind: runs, trials, requests or versions."""
+    """Return a table with the columns of its kind: runs, trials, requests or versions.
+
+    Other fields of `rows` are dropped, missing ones are empty.
+    """
     import pandas as pd
 
     columns = _COLUMNS[kind].split()

@@ -72,7 +72,7 @@ class BugNights:
 
     @property
     def decided(self) -> bool:
-        """Return True if a run decided something. Other rows are folded."""
+        """Return True if a run decided something in these nights or before; else it gets no row."""
         decided = any(MARKS[cell.result].tone != "dull" for cell in self.nights)
         return decided or self.state.verdict is not Verdict.INCONCLUSIVE
 
@@ -103,16 +103,20 @@ class History:
     changes: tuple[Change, ...]
     bugs: tuple[BugNights, ...]
     throughput: tuple[NightThroughput, ...]
+    # runs of the last night
     last_night: tuple[Run, ...]
 
     @property
     def simulated(self) -> bool:
-        """Return True if every run is a rehearsal."""
+        """Return True if every run is a rehearsal; False without runs."""
         return bool(self.bugs) and all(bug.evidence == Evidence.REHEARSAL for bug in self.bugs)
 
 
 def night_of(started_at: str, zone: tzinfo | None) -> date:
-    """Return the night of `2026-11-22T03:45:16Z` in `zone` (None: local time)."""
+    """Return the night of `2026-11-22T03:45:16Z` in `zone` (None: local time).
+
+    From 18:00 on it is that of the next day.
+    """
     local = datetime.fromisoformat(started_at).astimezone(zone).replace(tzinfo=None)
     return (local + _EVENING).date()
 
@@ -190,7 +194,10 @@ def _result(run: Run) -> str:
 
 
 def _changes(bug: BugNights, before: Verdict, last: int) -> Iterator[Change]:
-    """Yield what the last nights changed. before: the state at the end of the night before them."""
+    """Yield what the last nights changed: a new state, or that the bug did not run any more.
+
+    before: the state at the end of the night before them. last: the number of last nights.
+    """
     earlier, new = bug.nights[-last - 1], bug.nights[-last:]
     ran = [run for cell in new for run in cell.runs[:1]]
     change = partial(Change, scenario=bug.scenario, evidence=bug.evidence)

@@ -85,9 +85,9 @@ def change_lines(history: History) -> list[str]:
 
 
 def _folded(history: History) -> list[str]:
-    """Return the names of the bugs that no run decided, which get no row.
+    """Return the names of the bugs that no run decided, which get no row, such as `ID (lab)`.
 
-    A bug has no evidence if no trial tested an engine.
+    The evidence is left out if no trial tested an engine.
     """
     return [
         f"{bug.scenario} ({bug.evidence})" if bug.tested else bug.scenario
@@ -115,7 +115,10 @@ def _throughput_table(history: History) -> Table:
 
 
 def as_json(history: History) -> dict[str, Any]:
-    """Return the history as JSON: output tokens a second; runs are folders below the reports."""
+    """Return the history as JSON data.
+
+    Throughput is in output tokens a second. A run is its folder, relative to that of all reports.
+    """
     data: dict[str, Any] = msgspec.to_builtins(history)
     data["last_night"] = [run.id for run in history.last_night]
     return {"schema": 3, "rehearsal": history.simulated, **data}
@@ -124,7 +127,8 @@ def as_json(history: History) -> dict[str, Any]:
 def html_page(history: History, way: str, near: Mapping[str, str] | None = None) -> str:
     """Return the history as one HTML page.
 
-    way: link from it to the folder of all runs. near: links that replace those to some runs.
+    way: relative link from the page to the folder of all runs. near: links that replace those to
+    some runs, by id.
     """
     replaced = near or {}
     body = fragment(

@@ -83,7 +83,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _runs(root: Path, named: list[str] | tuple[str, ...]) -> list[Run]:
-    """Return all runs below `root`. Raises `UsageError` without it or a named scenario."""
+    """Return all runs below `root`, and print the folders that hold none.
+
+    Raises `UsageError` if `root` is missing or no folder of all scenarios, or if a scenario of
+    `named` has no run.
+    """
     if not root.is_dir():
         raise UsageError(
             f"there is no folder {root}",
@@ -109,7 +113,10 @@ def _runs(root: Path, named: list[str] | tuple[str, ...]) -> list[Run]:
 
 
 def _write(file: Path, content: str, option: str) -> None:
-    """Write content to a file, or to the standard output if the file is `-`."""
+    """Write content to a file and print its name, or to the standard output if the file is `-`.
+
+    option: named in the hint. Raises `UsageError`, or `InfraError` if the disk is full.
+    """
     if file == _STDOUT:
         sys.stdout.write(content)
         return

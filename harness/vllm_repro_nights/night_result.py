@@ -40,7 +40,7 @@ class Light(StrEnum):
 
     @property
     def status(self) -> int:
-        """Return the exit status of `nightly`."""
+        """Return the exit status of `nightly`: 0 for green, 1 for red, else 2."""
         return {Light.RED: 1, Light.GREEN: 0}.get(self, 2)
 
 
@@ -89,7 +89,11 @@ class Night:
 
     @property
     def light(self) -> Light:
-        """Return the worst light; amber if nothing ran."""
+        """Return red after a surprise, green if all is as declared, else amber.
+
+        Scenarios that this machine cannot run do not count. Amber, too, if nothing ran, the host
+        had trouble, or a signal ended the night.
+        """
         lights = {result.light for result in self.scenarios} - {Light.NONE}
         if Light.RED in lights:
             return Light.RED
@@ -142,7 +146,7 @@ def judged(report: RunReport) -> ScenarioNight:
 
 
 def markdown(night: Night) -> str:
-    """Return the night as Markdown, the summary of a CI job."""
+    """Return the night as Markdown, the summary of a CI job, cut to what GitHub accepts."""
     evidences = dict.fromkeys(report.evidence for report in night.reports)
     text = plain_text(
         "summary.md",
@@ -159,7 +163,7 @@ def suites(night: Night) -> str:
     """Return the night as the text of one JUnit file.
 
     The suite `nightly` has a case for each scenario without a run: skipped if this machine cannot
-    run it, else an error.
+    run it, else an error. Trouble of the host and an interruption are errors in it.
     """
     cases = [
         (result.scenario, "skipped" if result.light is Light.NONE else "error", result.why)
@@ -214,7 +218,10 @@ def as_values(night: Night) -> dict[str, Any]:
 
 
 def annotation(night: Night) -> str:
-    """Return a GitHub annotation, empty for green. It shows amber: a step is green or red."""
+    """Return a GitHub annotation: an error for red, a warning for amber; empty for green.
+
+    Without it amber would not be visible: a step is green or red.
+    """
     if night.light is Light.GREEN:
         return ""
     text = " ".join(night.headline.split()).replace("%", "%25")

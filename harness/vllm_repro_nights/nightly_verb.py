@@ -113,7 +113,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _read_variables(parser: argparse.ArgumentParser) -> None:
-    """Make the variables the defaults, checked like options. Exit with the parser's error."""
+    """Make the values of the variables the parser's defaults, checked like options.
+
+    Exit with the parser's error for a wrong value.
+    """
     words = [
         f"--{name}={value}"
         for name in _OPTIONS
@@ -127,7 +130,10 @@ def _read_variables(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `vllm-repro nightly`: one night of all scenarios; return the exit status."""
+    """Run `vllm-repro nightly`: one night of all scenarios; return the exit status.
+
+    It is 0 for an amber night that is better than `--fail-on`.
+    """
     # no default of the parser: a repeated option adds to that
     arguments.arm = arguments.arm or _variable("ARM").split()
     options = _options(arguments)
@@ -163,7 +169,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def jobs_from(arguments: argparse.Namespace, options: ServerOptions) -> list[Job]:
-    """Return the jobs of each scenario, once. Raises `UsageError`, before anything runs."""
+    """Return a job for each scenario and release, once if it is named twice.
+
+    Without names, for all known scenarios. With `--server cpu` a scenario may have two releases.
+    Raises `UsageError`, before anything runs.
+    """
     scenarios = [(name, find(name)) for name in arguments.scenarios] or [
         (scenario.id, scenario) for scenario in all_scenarios(warn=to_stderr)
     ]
@@ -188,14 +198,20 @@ def jobs_from(arguments: argparse.Namespace, options: ServerOptions) -> list[Job
 
 
 def _on_cpu(scenario: Scenario, options: ServerOptions) -> list[ServerOptions]:
-    """Return the options of a scenario's runs without a GPU: the newest release, and SOURCE."""
+    """Return the options of a scenario's runs without a GPU: the newest release, and `--vllm`.
+
+    They use the lab if the scenario has one, else a process.
+    """
     kind = ServerKind.LAB if scenario.lab else ServerKind.PROCESS
     sources = dict.fromkeys((Source(release=NEWEST), options.vllm))
     return [replace(options, server=kind, vllm=source) for source in sources if source]
 
 
 def _options(arguments: argparse.Namespace) -> ServerOptions:
-    """Return the server options of the night, `auto` resolved. Raises `UsageError`."""
+    """Return the server options of the night, with `auto` and the default image resolved.
+
+    `--server cpu` stays. Raises `UsageError` for it with an image.
+    """
     options = server_options(arguments)
     if options.server == CPU and options.image:
         raise UsageError(
@@ -216,7 +232,7 @@ def _options(arguments: argparse.Namespace) -> ServerOptions:
 
 
 def _publish(night: Night, folder: Path, stream: TextIO) -> None:
-    """Print the night's result, and add it to the summary and outputs of a GitHub job."""
+    """Print the night's result; in a GitHub job also add it to the summary and the outputs."""
     for name, added in (
         ("GITHUB_STEP_SUMMARY", markdown(night)),
         ("GITHUB_OUTPUT", f"light={night.light}\nfolder={folder}\n"),

@@ -44,8 +44,11 @@ def run_night(
 ) -> tuple[Night, Path]:
     """Run the jobs that fit this machine, write the night's files, return the night and its folder.
 
-    options: what all jobs have in common, with `auto` resolved. show: called with one line per
-    scenario. most_seconds: start no run that would end later, by the time that it took before.
+    With trouble of the host, run no job. An interrupt ends the night early; its files are written.
+
+    options: what all jobs have in common, with `auto` resolved. least_disk_gb: space that must be
+    free, in GB of 10**9 bytes. show: called with one line per scenario. most_seconds: start no run
+    that would end later, by the time that it took before.
     """
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     folder = stamped_folder(out, Path("nightly"))
@@ -124,12 +127,18 @@ def host_problems(
 
 
 def no_gpus_in_containers() -> str:
-    """Return why no container can use a GPU; empty if one can, or if no image is here."""
+    """Return why no container can use a GPU; empty if one can, or if no image is here.
+
+    Starts a container for a moment.
+    """
     return _engine_problem(lambda engine: engine.client.images.list() and gpu_prefix(engine))
 
 
 def _pull_moving_tag(options: ServerOptions) -> str:
-    """Pull an image whose tag is another build every night. Return why it could not be pulled."""
+    """Pull the night's image if its tag is `nightly` or `latest`, which move to new builds.
+
+    Return why it could not be pulled; empty if it was, or for other images.
+    """
     image = options.image or ""
     if not ServerKind(options.server).facts.container or not image.endswith(
         (":nightly", ":latest")
@@ -139,7 +148,7 @@ def _pull_moving_tag(options: ServerOptions) -> str:
 
 
 def _engine_problem(use: Callable[[Engine], object]) -> str:
-    """Return why `use` of the container engine failed, or an empty text."""
+    """Call `use` with the container engine; return why that failed, empty if it did not."""
     try:
         with contextlib.closing(connect()) as engine:
             use(engine)
@@ -167,7 +176,8 @@ def _run_jobs(
 ) -> Iterator[tuple[Job, ScenarioNight]]:
     """Run the jobs, here one after the other until one is interrupted, elsewhere all at once.
 
-    With a limit of time those that ran longest ago come first.
+    Yield each with its result. With a limit of time those that ran longest ago come first, and one
+    that took longer before than the time left is not run.
     """
     began = time.monotonic()
     runs = read_runs(out)[0] if most_seconds < math.inf else []
@@ -197,7 +207,10 @@ def _run_jobs(
 
 
 def _run_job(job: Job) -> ScenarioNight:
-    """Run one scenario and return its result; an error of its run is a result, too."""
+    """Run one scenario and return its result; a `ReproError` of its run is a result, too.
+
+    Do not run it if this machine cannot.
+    """
     if unfit := _unfit(job):
         return ScenarioNight(scenario=job.scenario.id, light=Light.NONE, why=unfit)
     try:
@@ -221,7 +234,10 @@ def _unfit(job: Job) -> str:
 
 
 def _copy_reports(report: RunReport, folder: Path) -> Iterator[str]:
-    """Copy the redacted reports beside the night, without journal and logs. Yield why it failed."""
+    """Copy a run's redacted reports into the new `folder`, without journal and logs.
+
+    Yield why that failed. Nothing is copied before the iteration.
+    """
     try:
         folder.mkdir()
         for name in FORMATS.values():

@@ -26,13 +26,14 @@ from vllm_repro.report.runs import Run, run_of
 from vllm_repro_diagnosis.evidence import facts_of
 
 _MOST_FOLDERS = 16
-"""Files in the cache."""
+"""Most files in the cache, each with the runs of one folder of reports."""
 
 
 def read_runs(root: Path) -> tuple[list[Run], list[str]]:
     """Return the runs below `root` by start time, and the folders whose journal holds no run.
 
-    A run that is still being written is left out.
+    Left out are runs that are still being written, symbolic links, and copies of runs. Runs that
+    had to be read from their journals are written to the cache.
     """
     runs: list[Run] = []
     unreadable: list[str] = []
@@ -55,7 +56,8 @@ def read_runs(root: Path) -> tuple[list[Run], list[str]]:
 def _read(folder: Path, name: str, cache: _Cache) -> Run | None:
     """Return a run from its report or its journal; None while it is being written.
 
-    The journal is read if the report is missing, older, or of another version of vllm-repro.
+    The journal is read if the report is missing, older, or of another version of vllm-repro. Raises
+    `UsageError` if it holds no run.
     """
     report, journal = folder / "report.json", folder / "journal.jsonl"
     with contextlib.suppress(OSError, ValueError):
@@ -71,7 +73,10 @@ _WITH_RATE = re.compile(rb'"rate": ?(?:[1-9]|0\.0*[1-9])')
 
 
 def _decoded(report: bytes, folder: Path) -> Run:
-    """Return the run in a report. Raises `ValueError` if it is of another version of vllm-repro."""
+    """Return the run in the bytes of a report, with its id.
+
+    Raises `ValueError` if it is of another version of vllm-repro.
+    """
     if _WITH_RATE.search(report):
         raise ValueError("its figures at a rate are no longer read")
     run = decode(report, Run)
@@ -89,6 +94,7 @@ class _Kept(msgspec.Struct, array_like=True):
 
     # inode, bytes, and time of the last change
     journal: tuple[int, int, int]
+    # as JSON
     run: msgspec.Raw
 
 
@@ -104,7 +110,10 @@ class _Cache:
         self._current: dict[str, _Kept] = {}
 
     def rendered(self, folder: Path, name: str) -> bytes:
-        """Return the run in a folder as JSON: from the cache, or rendered now."""
+        """Return the run in a folder as JSON: from the cache, or rendered now and kept for `save`.
+
+        name: `folder`, relative to that of all reports.
+        """
         state = (folder / "journal.jsonl").stat()
         identity = state.st_ino, state.st_size, state.st_mtime_ns
         kept = self._before.get(name)
@@ -114,7 +123,9 @@ class _Cache:
         return bytes(kept.run)
 
     def save(self) -> None:
-        """Write the cache if a run was rendered.
+        """Write the cache if a run was rendered, and remove the oldest files beyond 16.
+
+        Only the runs that were asked for stay in it.
 
         A cache that cannot be written is no error: the next call renders again.
         """
@@ -146,7 +157,7 @@ class _Cache:
 
 
 def _being_written(path: Path) -> bool:
-    """Return True if a process holds this journal.
+    """Return True if a process is writing the journal at `path`; False if that cannot be told.
 
     Reads the kernel's list of locks: taking the lock could disturb a run.
     """

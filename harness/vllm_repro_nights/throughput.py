@@ -32,7 +32,12 @@ class NightThroughput:
 
 
 def throughput(runs: Iterable[tuple[date, Run]]) -> list[NightThroughput]:
-    """Return the newest throughput of each arm, load and host, sorted. runs: with their nights."""
+    """Return the newest throughput of each arm, load, host and setup, sorted.
+
+    Runs whose evidence shows no throughput are left out.
+
+    runs: with their nights.
+    """
     figures: dict[tuple[str, str, Point, str, str, str], dict[date, list[float]]] = {}
     for night, run in runs:
         # an older report has no label
@@ -49,7 +54,7 @@ def throughput(runs: Iterable[tuple[date, Run]]) -> list[NightThroughput]:
 
 
 def _points(arm: ArmJson) -> Iterator[PointJson]:
-    """Yield the figures of all boots of an arm, with that for its load alone."""
+    """Yield the figures of all boots of an arm, also of the boot that only ran its load."""
     for boot in (*arm.trials, arm.load):
         if boot is not None and boot.throughput is not None:
             yield from boot.throughput.points

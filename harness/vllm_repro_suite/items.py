@@ -59,7 +59,11 @@ class ScenarioItem(pytest.Item):
         self.report: RunReport | None = None
 
     def setup(self) -> None:
-        """Do the run. pytest reports trouble of the host here as an error, not as a failure."""
+        """Do the run, keep its report, and skip the test if this machine cannot run it.
+
+        Trouble of the host fails here, because pytest reports it as an error, not as a failure. An
+        interrupted run raises `KeyboardInterrupt`.
+        """
         try:
             self.report = self._run()
         except Unsupported as error:
@@ -78,7 +82,10 @@ class ScenarioItem(pytest.Item):
             pytest.fail(f"{trial.outcome}: {trial.why}\n  next: the log is {log}", pytrace=False)
 
     def _run(self) -> RunReport:
-        """Run the arm once, on the server that the `--scenario-*` options choose."""
+        """Run the arm once, on the server that the `--scenario-*` options choose.
+
+        Raises `ReproError`, such as `Unsupported`.
+        """
         values = {name: self.config.getoption(f"--scenario-{name}") for name in _OPTIONS}
         # here: pytest-xdist sends options as plain data
         values["vllm"] = values["vllm"] and parse_source(values["vllm"])

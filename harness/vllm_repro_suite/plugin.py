@@ -48,9 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect scenario files in a folder named `scenarios` or on the command line.
+    """Collect a scenario file that lies in a folder `scenarios` or in one of the command line.
 
-    The hook below collects a file that the command line names.
+    Return None for other files. The next hook collects a file that the command line names.
     """
     session, folder = parent.session, file_path.parent
     if session.isinitpath(file_path) or not (
@@ -64,12 +64,18 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Collector | None:
-    """Collect a scenario file in place of pytest's collector, which would import and so run it."""
+    """Collect a scenario file in place of pytest's collector, which would import and so run it.
+
+    Return None for other files.
+    """
     return _scenario_file(module_path, parent)
 
 
 def _scenario_file(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Return the collector of a Python file in any folder that imports `vocabulary.Scenario`."""
+    """Return the collector of a Python file that imports `vocabulary.Scenario`, or None.
+
+    None, too, for names that begin with `_`, `conftest` or `test_`.
+    """
     if path.suffix != ".py" or path.name.startswith(("_", "conftest", "test_")):
         return None
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -146,9 +152,10 @@ def vllm_server(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test with the death of its engine.
+    """Raise `EngineDied` if an engine of the test died, also if the test passed.
 
-    Any running server may cause the failure, also one with a wider scope.
+    Skips and expected failures stay. If the test failed too, the error has a note of what it saw.
+    Then the dead engine may be any running server, also one with a wider scope.
     """
     __tracebackhide__ = True
     servers = item.stash.get(_BOOTED, [])
@@ -177,7 +184,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _death(servers: list[VllmServer]) -> Exception | None:
-    """Return the `EngineDied` of the first dead engine, or another error of its server."""
+    """Return the `EngineDied` of the first dead engine, or another error of its server.
+
+    None if all live, or were closed by the test.
+    """
     from vllm_repro.errors import UsageError
 
     for server in servers:

@@ -195,5 +195,5 @@ def test_a_folder_without_a_process_is_removed(
         (tmp_path / name / "lock").touch()
     with (tmp_path / "vllm-repro-item-held" / "lock").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        items.remove_left()
+        items.remove_left_folders()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "vllm-repro-item-held"]

@@ -570,6 +570,7 @@ def test_answers_may_be_shorter_in_the_lab(site: LabSite, tmp_path: Path) -> Non
 PARTS = (
     Part("vllm.a", "kernel", "w", "e"),
     Part("vllm.a", "Copy.init"),
+    Part("vllm.a", "Copy.wait"),
     Part("vllm.a", "wrapped", "w", "e", runs=True),
 )
 SOURCE = """
@@ -579,6 +580,8 @@ def kernel():
 class Copy:
     def init(self):
         return 1
+    async def wait(self):
+        return 3
     def other(self):
         return 1
 def wrapped():
@@ -595,7 +598,8 @@ def wrapped():
         ("def other(self):\n        return 1", "def other(self):\n        return 2", ()),
         ("def wrapped():\n    return 1", "def wrapped():\n    return 2", ()),
         ("def kernel():\n", "def kernel():  # a comment\n", ()),
-        ("@jit\n", "@jit\n@jit(\n", ("kernel", "Copy.init")),
+        ("@jit\n", "@jit\n@jit(\n", ("kernel", "Copy.init", "Copy.wait")),
+        ("return 3", "return 4", ("Copy.wait",)),
     ],
 )
 def test_only_what_differs_and_does_not_run(was: str, now: str, names: tuple[str, ...]) -> None:

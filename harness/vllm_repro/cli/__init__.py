@@ -60,7 +60,10 @@ def verbs() -> Mapping[str, tuple[str, str]]:
 
 
 def parser(verb: str | None = None) -> Parser:
-    """Return the parser of the command, with the options of `verb` alone."""
+    """Return the parser of the command; it has the options of `verb` alone.
+
+    The other verbs are only named: their modules are not imported.
+    """
     top = Parser(
         prog="vllm-repro",
         description="Reproduce an upstream vLLM engine death with one command, and prove it.",
@@ -87,7 +90,10 @@ def parser(verb: str | None = None) -> Parser:
 def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lambda: None) -> int:
     """Run the command `vllm-repro` and return its exit status.
 
-    parsed: called once the verb's modules are imported.
+    An error is printed, not raised; wrong options raise `SystemExit` with status 64. Once the
+    command line is parsed, SIGTERM, SIGHUP and SIGQUIT raise `KeyboardInterrupt`.
+
+    argv: by default the words of this process. parsed: called once the verb's modules are imported.
     """
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         importlib.import_module("vllm_repro.cli.completion").complete(parser)
@@ -102,7 +108,7 @@ def main(argv: Sequence[str] | None = None, *, parsed: Callable[[], None] = lamb
         return WRONG_USAGE
     arguments, unknown = parser(verb).parse_known_args(words)
     if unknown:
-        arguments.parser.unknown(unknown)
+        arguments.parser.refuse_unknown(unknown)
     parsed()
     use_scenario_folders(arguments)
     # KeyboardInterrupt undoes a started install or check; a run has handlers of its own.

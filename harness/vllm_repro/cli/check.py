@@ -40,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the mistakes in scenario files, and return 1 if there is a problem, else 0."""
+    """Print the problems and gaps in scenario files; return 1 if there is a problem, else 0."""
     files = _scenario_files_in([Path(path) for path in arguments.paths])
     fields = request_fields(arguments.vllm) if arguments.vllm else None
     results = {path: read(path, fields=fields) for path in files}
@@ -74,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _copies(checked: Mapping[Path, Scenario]) -> Iterator[Problem]:
     """Yield a gap for each scenario that copies the issue and signature of another.
 
-    No problem: a new scenario may begin as a copy.
+    It is a gap and no problem, because a new scenario may begin as a copy. A copy that
+    `same_death_as` declares is no gap.
     """
     known = {scenario.id: scenario for scenario in all_scenarios(warn=lambda _: None)}
     for path, scenario in checked.items():
@@ -94,7 +95,10 @@ def _copies(checked: Mapping[Path, Scenario]) -> Iterator[Problem]:
 
 
 def _code_loading_flags(scenario: Scenario | None) -> list[str]:
-    """Return the flags of a scenario with which vLLM loads code or files of this host."""
+    """Return the flags of a scenario with which vLLM loads code or files of this host.
+
+    Empty if its commands cannot be read.
+    """
     if scenario is None:
         return []
     try:
@@ -107,7 +111,10 @@ def _code_loading_flags(scenario: Scenario | None) -> list[str]:
 
 
 def _scenario_files_in(paths: list[Path]) -> list[Path]:
-    """Return the scenario files in `paths`, also below folders; by default the package's own."""
+    """Return the scenario files in `paths`, also below folders; by default the package's own.
+
+    Raises `UsageError` for a path that is missing, or a folder without scenario files.
+    """
     if not paths:
         return scenario_files()
     files: list[Path] = []

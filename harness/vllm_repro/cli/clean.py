@@ -28,7 +28,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _kept_logs() -> Iterator[Path]:
     """Yield the logs that Python programs with `VllmServer` left in the temp folder.
 
-    A program leaves its log if the engine died, or if the program was killed.
+    A program leaves its log if the engine died, or if the program was killed. Logs of other users,
+    and logs that a process still writes, are left out.
     """
     for log in sorted(Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*/logs/server-1.log")):
         with contextlib.suppress(OSError):  # another user's, or removed meanwhile
@@ -40,7 +41,10 @@ def _kept_logs() -> Iterator[Path]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List what killed runs left on this host, remove it with `--yes`, and return 0."""
+    """List what killed runs left on this host, remove it with `--yes`, and return 0.
+
+    The logs of dead servers are only listed. Raises `InfraError` if something cannot be removed.
+    """
     orphans = find_orphans()
     if arguments.yes:
         end_orphans(orphans)  # first: it raises if something cannot be removed

@@ -32,8 +32,8 @@ class Parser(argparse.ArgumentParser):
                 action, f"{value!r} is none of {', '.join(choices)}{meant}"
             )
 
-    def unknown(self, words: list[str]) -> NoReturn:
-        """Report words that no option takes, and exit."""
+    def refuse_unknown(self, words: list[str]) -> NoReturn:
+        """Print the words that no option takes, with the nearest option; exit with status 64."""
         meant = did_you_mean(words[0].partition("=")[0], self._option_string_actions)
         self.error(f"unrecognized arguments: {' '.join(words)}{meant}")
 
@@ -54,8 +54,10 @@ def add_common(
 ) -> None:
     """Add what all verbs have: an example, `--scenarios`, and `--json` if the verb prints data.
 
-    prints: that data. more: the end of the help text; paragraphs are wrapped, indented lines kept.
-    scenarios: the verb reads scenarios.
+    Wrap the description at the terminal's width.
+
+    prints: that data; empty for a verb without `--json`. more: the end of the help text; paragraphs
+    are wrapped, indented lines kept. scenarios: the verb reads scenarios, so add `--scenarios`.
     """
     wrapper = TextWrapper(
         shutil.get_terminal_size().columns - 2, break_long_words=False, break_on_hyphens=False
@@ -81,7 +83,10 @@ def add_common(
 
 
 def use_scenario_folders(arguments: argparse.Namespace) -> None:
-    """Add the folders of `--scenarios` to the catalogue, here and in child processes."""
+    """Add the folders of `--scenarios` to the catalogue, here and in child processes.
+
+    They go to the environment variable VLLM_REPRO_SCENARIOS.
+    """
     known = [
         folder for folder in os.environ.get("VLLM_REPRO_SCENARIOS", "").split(os.pathsep) if folder
     ]
@@ -99,7 +104,7 @@ def print_json(value: Any) -> None:
 def number(text: str, *, least: int, most: int, what: str) -> int:
     """Return an option's text as a whole number from `least` to `most`.
 
-    Raises argparse's error. what: the noun of the message.
+    Raises `argparse.ArgumentTypeError`. what: the noun of the message.
     """
     if not text.strip().lstrip("-").isdigit() or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"{text!r} is no {what} from {least} to {most:,}")
@@ -107,7 +112,10 @@ def number(text: str, *, least: int, most: int, what: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Return an option's text as a number of seconds greater than 0."""
+    """Return an option's text as a number of seconds greater than 0.
+
+    Raises `argparse.ArgumentTypeError`.
+    """
     try:
         value = float(text)
     except ValueError:
@@ -118,7 +126,10 @@ def seconds(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """Return an option's text, such as `90`, `90s`, `30m` or `2h`, in seconds."""
+    """Return an option's text, such as `90`, `90s`, `30m` or `2h`, in seconds.
+
+    Raises `argparse.ArgumentTypeError`.
+    """
     unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:].lower())
     try:
         return seconds(text if unit is None else text[:-1]) * (unit or 1)

@@ -44,7 +44,7 @@ def complete(parser: Callable[[str | None], argparse.ArgumentParser]) -> None:
 
 
 class _Values(argcomplete.completers.FilesCompleter):
-    """Completions of an option's value: names of scenarios and arms, else files."""
+    """Completions of a value: scenarios and files for SCENARIO, arms for `--arm`, else files."""
 
     def __call__(self, prefix: str, **kwargs: Any) -> list[str]:
         action, arguments = kwargs["action"], kwargs["parsed_args"]
@@ -61,6 +61,6 @@ class _Values(argcomplete.completers.FilesCompleter):
 
 
 def _scenario(arguments: argparse.Namespace) -> str:
-    """Return the scenario that the words to complete name; empty if none is named yet."""
+    """Return the first scenario that the words to complete name; empty if none is named yet."""
     named = getattr(arguments, "scenario", None) or getattr(arguments, "scenarios", None) or ""
     return named if isinstance(named, str) else named[0]

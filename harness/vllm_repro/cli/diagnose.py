@@ -66,7 +66,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the cause of death in a log, or the state of a live server; return the exit status."""
+    """Print the cause of death in a log, or the state of a live server; return the exit status.
+
+    The status is 0 without `--exit-code`. Raises `UsageError` unless either logs or a server are
+    named.
+    """
     live = arguments.url is not None or arguments.pid is not None
     if live == bool(arguments.file):
         hint = "name either a log file, or a live server with --url or --pid"
@@ -121,11 +125,15 @@ def run(arguments: argparse.Namespace) -> int:
     return status
 
 
+# Exit status of `--exit-code` for a live server; 1 for the other kinds.
 _EXIT = {Kind.SLOW: 0, Kind.IDLE: 0, Kind.UNKNOWN: 2}
 
 
 def _has_vllm(pid: int) -> bool:
-    """Return True if a process is named after vLLM, or has loaded its compiled code."""
+    """Return True if a process is named after vLLM, or has loaded its compiled code.
+
+    True for a process of another user, too, because its files cannot be read.
+    """
     if "vllm" in command_of(pid).lower():
         return True
     try:
@@ -135,7 +143,11 @@ def _has_vllm(pid: int) -> bool:
 
 
 def _diagnose_live(arguments: argparse.Namespace, folders: list[str]) -> int:
-    """Read a live server, print its state, and return the exit status."""
+    """Read a live server, print its state, and return the exit status: 0 without `--exit-code`.
+
+    folders: the `--scenarios` words of printed commands. Raises `UsageError` for a URL that is not
+    http, or a process that is none of vLLM's.
+    """
     url, pids = arguments.url or "", tree_of(arguments.pid) if arguments.pid else []
     if url and not (urlsplit(url).scheme in ("http", "https") and urlsplit(url).hostname):
         raise UsageError(f"{url!r} is not an http URL", hint="--url http://127.0.0.1:8000")
@@ -244,7 +256,8 @@ _COMPRESSED = (
 def _diagnose_file(name: str, again: str) -> Diagnosis:
     """Return the diagnosis of the log file `name`; `-` is standard input.
 
-    again: the command that reads standard input instead.
+    again: the command that reads standard input instead, for the hint. Raises `UsageError` if the
+    file cannot be read or is compressed.
     """
     hint = "name a log file, or - to paste one"
     if not name:

@@ -100,7 +100,7 @@ def _check(what: str, present: str | Literal[False], missing: str = "") -> Check
 
 
 def _docker() -> Iterator[Check]:
-    """Yield whether a Docker Engine answers here, and whether its containers get GPUs."""
+    """Yield whether a Docker Engine answers here and, if so, whether its containers get GPUs."""
     try:
         with contextlib.closing(connect()) as engine:
             yield _check("docker", f"engine {engine.version} at {engine.host}")

@@ -67,7 +67,10 @@ def _details(scenario: Scenario, file: Path) -> list[str]:
 
 
 def crashes_in(status: Status) -> str:
-    """Return the range of releases that are declared bad, as text: the first and the last."""
+    """Return the known releases that are declared bad, as text.
+
+    `0.20.0 to 0.21.0`; `0.20.0 on` if the newest is bad; `a branch only` if none is.
+    """
     bad = [release for release in RELEASES if status.standing(release) is Standing.BAD]
     if not bad:
         return "a branch only"

@@ -117,11 +117,14 @@ def job_from(
 ) -> Job:
     """Return the job, a run to do, that a command line with `add_run_options` describes.
 
-    compared: add an arm for each patch. Raises `UsageError` for an option that the server does not
-    use.
+    With `--on`, connect to the cluster.
+
+    name: the scenario as typed. compared: add an arm for each patch, and without `--arm` leave out
+    the controls. Raises `UsageError` for an option that the server does not use, and `InfraError`
+    if the cluster does not answer.
     """
     refuse_unused_options(options, choice.kind)
-    elsewhere = _elsewhere(getattr(arguments, "on", None), options, choice)
+    elsewhere = _connect_cluster(getattr(arguments, "on", None), options, choice)
     if compared:
         arms = with_patches(scenario, arms if arguments.arm else scenario.leading, options.patch)
     return Job(
@@ -143,10 +146,13 @@ def job_from(
     )
 
 
-def _elsewhere(on: str | None, options: ServerOptions, choice: ServerChoice) -> Elsewhere | None:
-    """Return the cluster that `--on` names; None without `--on`.
+def _connect_cluster(
+    on: str | None, options: ServerOptions, choice: ServerChoice
+) -> Elsewhere | None:
+    """Connect to the cluster that `--on` names, and return it; None without `--on`.
 
-    Raises `UsageError` for a server that only this machine can choose or reach.
+    Raises `UsageError` for a server that only this machine can choose or reach, or if no installed
+    feature has clusters; and `InfraError` if the cluster does not answer.
     """
     if on is None:
         return None
@@ -179,8 +185,11 @@ def resumed(
 ) -> argparse.Namespace:
     """Return the arguments of an interrupted command, but with this call's `--json` and `--on`.
 
-    beside: options allowed beside `--resume`. Raises `UsageError` for any other option, and for
-    another scenario.
+    Its runs go where the interrupted command wrote them. Its `--scenarios` are added to the
+    catalogue.
+
+    beside: options allowed beside `--resume`. Raises `UsageError` for any other option, for another
+    scenario, and if a relative path of the interrupted command does not exist here.
     """
     parser: argparse.ArgumentParser = arguments.parser
     command = [*parser.prog.split(), "--resume", str(arguments.resume)]

@@ -48,7 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_or_write(text: str, path: Path | None) -> int:
-    """Print `text`, or write it to the file `path` if there is one; return exit status 0."""
+    """Print `text`, or write it to the file `path` if there is one; return exit status 0.
+
+    Raises `UsageError` if the file cannot be written.
+    """
     if path is None:
         sys.stdout.write(text)
         return 0

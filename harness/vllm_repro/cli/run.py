@@ -95,7 +95,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the named scenarios, print what happened, and return the exit status."""
+    """Run the named scenarios, print what happened, and return the exit status.
+
+    With several scenarios, an `InfraError` or `Unsupported` of one is printed, and the others still
+    run. An interrupt ends all.
+    """
     unfinished = None
     if arguments.resume:
         from vllm_repro.running.resume import read_run  # here: it imports the reports
@@ -159,7 +163,10 @@ def _refuse_controls(arms: Sequence[Arm]) -> None:
 def _run_scenario(
     name: str, scenario: Scenario, arguments: argparse.Namespace, unfinished: UnfinishedRun | None
 ) -> RunReport:
-    """Run one scenario, print its first line and its summary, and return its report."""
+    """Run one scenario, print its first line and its summary, and return its report.
+
+    With `--json` both go to standard error.
+    """
     options = server_options(arguments)
     job = job_from(
         arguments,

@@ -69,7 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: str) -> str:
-    """Return the command of `arm` as a run would start it, on port 8000."""
+    """Return the command of `arm` as a run would start it, on port 8000.
+
+    For an arm with patches, write the patched files that the command uses. A container is started
+    for a moment to read those of an image.
+
+    style: a value of `--as`. Raises `InfraError` if there is no vLLM to patch.
+    """
     if style in ("python", "curl"):
         from vllm_repro.report.script import curl, script
 
@@ -125,11 +131,12 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
 
 
 def _patched_locally(arm: Arm, options: ServerOptions) -> tuple[str, Mapping[str, str]]:
-    """Return a local `vllm`, and the variables that make it import the arm's patched files.
+    """Patch a local `vllm`; return it, and the variables that make it import the patched files.
 
-    It is the named release in the cache, or the `vllm` on PATH.
+    It is the release of `--vllm` in the cache, without `--vllm` the one on PATH. The patched files
+    are written to the cache.
 
-    Raises `InfraError` if neither is here.
+    Raises `InfraError` if it is not here, and `Unsupported` if a patch does not fit.
     """
     from vllm_repro.releases.local_vllm import local_vllm
     from vllm_repro.releases.provision import ReleaseCache

@@ -21,6 +21,7 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    # prompt tokens from the prefix cache; None if the server does not report them
     cached_tokens: int | None = None
 
 
@@ -41,11 +42,13 @@ class Answer:
     error_kind: str | None = None
     # None if the server sent none; `WHOLE` for a complete answer without choices
     finish_reason: str | None = None
+    # a whole body or `[DONE]` was received
     done: bool = False
     usage: Usage | None = None
     text: str = ""
     # time of each piece with text: a token that is part of a character has no text yet
     token_times: tuple[float, ...] = ()
+    # the request asked for a stream
     streamed: bool = False
     # time of each streamed piece, with or without text; one piece is one engine step
     arrivals: tuple[float, ...] = ()
@@ -67,7 +70,7 @@ class Answer:
 
     @property
     def empty(self) -> bool:
-        """Return True for a success with no text and no completion tokens."""
+        """Return True for a success with no text, no completion tokens and not `WHOLE`."""
         counted = self.usage.completion_tokens if self.usage else 0
         content = self.text or counted or self.finish_reason == WHOLE
         return self.status == 200 and self.error is None and not content

@@ -43,7 +43,7 @@ class _Transport(httpx.AsyncHTTPTransport):
 
 
 class Client:
-    """HTTP client for one server; close it, or use it as an async context manager.
+    """HTTP client for one server: `async with Client(url) as client`.
 
     Completion requests have no read timeout: a prefill can take minutes. The watcher detects hangs
     and cancels.
@@ -75,22 +75,22 @@ class Client:
         await self._http.aclose()
 
     async def get(self, path: str, *, timeout: float = 5.0) -> httpx.Response:
-        """Return the response to a GET.
+        """Return the response to a GET, also one with an error status.
 
-        Raises `HTTPError`, also after 64 MiB or `timeout` seconds.
+        Raises `HTTPError` without a response, and after 64 MiB or `timeout` seconds.
         """
         return await self._fetch("GET", path, None, timeout)
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, timeout: float = 60.0
     ) -> httpx.Response:
-        """Return the response to a POST of JSON. Raises like `get`."""
+        """Return the response to a POST of JSON. Raises like `get`. timeout: in seconds."""
         return await self._fetch("POST", path, dict(body), timeout)
 
     async def _fetch(
         self, method: str, path: str, body: dict[str, Any] | None, timeout: float
     ) -> httpx.Response:
-        """Return the whole response to a GET or POST. Raises `HTTPError`, also if it is late."""
+        """Return the whole response to a GET or POST, like `get`. timeout: in seconds."""
         try:
             async with (
                 asyncio.timeout(timeout),  # httpx limits each read, not their sum
@@ -107,7 +107,10 @@ class Client:
         )
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """Send one request and return its answer; follow a stream to its end."""
+        """Send one request and return its answer; follow a stream to its end.
+
+        Wait without limit. Failures are in the answer, not raised. Add the events to `received`.
+        """
         sent, received = time.time(), Received.of(path, body)
         try:
             async with self._http.stream("POST", path, json=dict(body)) as response:

@@ -67,14 +67,18 @@ class LoadClient:
         return self._events + sum(connection.received.events for connection in self._busy)
 
     async def open(self, connections: int) -> None:
-        """Open connections for the next requests. Raises `OSError` if the server refuses one."""
+        """Open that many connections, one for each of the next requests.
+
+        Raises `OSError` if the server refuses one.
+        """
         for _ in range(connections):
             self._idle.append(await self._connect())
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> Answer:
         """Send one request and return its answer, as `Client.ask` does.
 
-        `sent` is the time of the write.
+        Use up a connection of `open`; without one, connect first. `sent` is the time of the write,
+        `ended` that of the last bytes.
         """
         received = Received.of(path, body)
         raw = msgspec.json.encode(dict(body))
@@ -145,7 +149,10 @@ class _Connection(asyncio.Protocol):
         )
 
     def send(self, request: bytes, received: Received, epoch: float) -> float:
-        """Write the request and return when that began, by `time.perf_counter`."""
+        """Write the request and return when that began, by `time.perf_counter`.
+
+        Bytes that the socket does not take at once are left to `answered`.
+        """
         self.received, self._epoch = received, epoch
         self.last = sent = time.perf_counter()
         if self._transport is not None:
@@ -159,9 +166,10 @@ class _Connection(asyncio.Protocol):
         return sent
 
     async def answered(self) -> None:
-        """Wait for the end of the answer.
+        """Write the rest of the request, then wait for the end of the answer.
 
-        Raises `ConnectionError` if the connection closes first.
+        Raises `OSError` if the connection fails or closes first, `EndlessAnswerError`, and
+        `HttpParserError` for an answer that is not HTTP.
         """
         if self._socket is not None and self._unsent:
             with contextlib.suppress(OSError):  # the reader meets the closed connection, too
@@ -179,7 +187,7 @@ class _Connection(asyncio.Protocol):
             self._socket = None
 
     def read_from(self, sock: socket.socket) -> None:
-        """Take over a connected socket; the kernel stamps when its packets arrive."""
+        """Take over a connected socket and read what arrives; the kernel stamps its packets."""
         self._socket = sock
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -188,7 +196,10 @@ class _Connection(asyncio.Protocol):
         asyncio.get_running_loop().add_reader(sock, self._read)
 
     def _read(self) -> None:
-        """Read what arrived on the socket, with the kernel's time; the event loop calls it."""
+        """Read what arrived on the socket, with the kernel's time; the event loop calls it.
+
+        Close the connection if the server has closed it.
+        """
         assert self._socket is not None
         try:
             data, notes, _, _ = self._socket.recvmsg(_READ, 64)
@@ -215,7 +226,10 @@ class _Connection(asyncio.Protocol):
         self._feed(data, None)
 
     def _feed(self, data: bytes, arrival: float | None) -> None:
-        """Parse bytes of the answer. arrival: the kernel's time; None for the present time."""
+        """Parse bytes of the answer, and set `last`; after the answer's end do nothing.
+
+        arrival: the kernel's time. None: use the present time, and set `written` to None.
+        """
         if self._done.done():
             return
         now = time.perf_counter()
@@ -232,7 +246,10 @@ class _Connection(asyncio.Protocol):
             )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the answer as the connection closes: an error if it was not complete."""
+        """End the answer as the connection closes: an error if it was not complete.
+
+        An answer without a stated length is complete. asyncio calls it, and `_read`.
+        """
         if self._done.done():
             return
         self.last, self.written = time.perf_counter(), None
@@ -278,7 +295,7 @@ class _Connection(asyncio.Protocol):
 def _arrival(notes: list[tuple[int, int, bytes]]) -> float | None:
     """Return when the kernel received the data, on the clock of `time.perf_counter`.
 
-    Return None if the kernel sent no timestamp.
+    Return None if the kernel sent no timestamp, or if the clocks could not be read together.
     """
     for level, kind, raw in notes:
         if level == socket.SOL_SOCKET and kind == _TIMESTAMPNS:

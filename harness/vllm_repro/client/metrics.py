@@ -11,7 +11,7 @@ from vllm_repro_diagnosis.metrics import MetricsReading
 def steps_between(before: MetricsReading, after: MetricsReading) -> tuple[str, ...]:
     """Return the engine steps between two `/metrics` readings as text, largest first.
 
-    Example: `1 step of 4,097 to 8,192 tokens`.
+    Example: `1 step of 4,097 to 8,192 tokens`. Empty if the server counts no steps.
     """
     lines: list[str] = []
     below = 0.0
@@ -42,7 +42,7 @@ class Counted:
 
     prompt_tokens: int
     generation_tokens: int
-    # highest reading; the watch reads twice a second
+    # highest share of a KV cache in use, 0 to 1, of the readings twice a second
     kv_most: float | None = None
     cache_hits: int | None = None
     cache_queries: int | None = None
@@ -62,7 +62,7 @@ def counted_between(
 ) -> Counted | None:
     """Return the server's counts between two readings of its `/metrics`.
 
-    Return None if the server restarted or does not count tokens.
+    kv_most: for that field. Return None if the server restarted or does not count tokens.
     """
     if not after.generation_tokens or after.started != before.started:
         return None
@@ -75,7 +75,10 @@ def counted_between(
 
 
 def total(parts: Sequence[Counted]) -> Counted:
-    """Return the sum of counts over several times, with the highest of their `kv_most`."""
+    """Return the sum of counts over several times, with the highest of their `kv_most`.
+
+    A field that is None in all of them stays None.
+    """
 
     def known(name: str) -> list[float]:
         return [value for part in parts if (value := getattr(part, name)) is not None]

@@ -63,6 +63,7 @@ class Prompt:
     shared: int = 0
 
 
+# returns the number of tokens of a prompt with this text
 Count = Callable[[str], Awaitable[int]]
 
 
@@ -79,7 +80,7 @@ def _salt(seed: str) -> str:
 async def fit(count: Count, tokens: int, seed: str) -> tuple[str, int]:
     """Return a text that `count` counts as exactly `tokens` tokens, and how often it was called.
 
-    Raises `PromptError`.
+    Raises `PromptError` if there is none, or none is found in 40 calls.
     """
     calls = 0
 
@@ -114,7 +115,7 @@ async def fit(count: Count, tokens: int, seed: str) -> tuple[str, int]:
 async def _pad(measure: Count, text: str, counted: int, tokens: int) -> str:
     """Return `text`, which has `counted` tokens, lengthened to exactly `tokens` tokens.
 
-    `measure` raises after too many calls.
+    Raises `PromptError` if no padding fits; `measure` raises it after too many calls.
     """
     while counted < tokens:
         for words in _PADDING:
@@ -135,7 +136,7 @@ async def _pad(measure: Count, text: str, counted: int, tokens: int) -> str:
 
 
 def _cycled(words: Sequence[str], count: int) -> str:
-    """Return `count` words without direct repeats, which some vocabularies merge."""
+    """Return a text of `count` words, taken in turn: some vocabularies merge equal neighbours."""
     return "".join(islice(cycle(words), count))
 
 
@@ -153,7 +154,8 @@ async def build_chat(
 
     It has the messages `before`, then `message` with generated content.
 
-    fields: other fields of the request. Those that the template reads are counted.
+    fields: other fields of the request. Those that the template reads are counted, but none is in
+    the prompt's body. Raises `PromptError` or `HTTPError`.
     """
     template_fields = {name: fields[name] for name in _IN_TEMPLATE if fields.get(name) is not None}
 
@@ -175,7 +177,8 @@ async def build_completion(
 ) -> Prompt:
     """Return a completion prompt of exactly `tokens` token ids, made of random words.
 
-    The first `shared` ids depend only on `shared_seed`, the others on `seed`.
+    The first `shared` ids depend only on `shared_seed`, the others on `seed`. Raises `PromptError`
+    or `HTTPError`.
     """
     if not shared or shared == tokens:
         return Prompt(
@@ -196,7 +199,8 @@ async def build_completion(
 async def build_needle(client: Client, model: str, tokens: int, seed: str) -> tuple[Prompt, str]:
     """Return a prompt of `tokens` ids with a number hidden in the middle, and that number.
 
-    The prompt ends with a question for the number.
+    The prompt ends with a question for the number. Raises `PromptError` if it does not fit in
+    `tokens`, or `HTTPError`.
     """
     number = str(random.Random("needle " + seed).randrange(10_000, 100_000))
     sentences = (f" The secret number is {number}. Remember it.", "\nThe secret number is")
@@ -213,7 +217,10 @@ async def build_needle(client: Client, model: str, tokens: int, seed: str) -> tu
 
 
 async def _ids(client: Client, model: str, tokens: int, seed: str) -> list[int]:
-    """Return exactly `tokens` token ids of random words, from the server's `/tokenize`."""
+    """Return exactly `tokens` token ids of random words, from the server's `/tokenize`.
+
+    Raises `PromptError` if the words give fewer.
+    """
     # A word is at least one token; the rest is cut off.
     tokenized = await _tokenize(client, model, prompt=_salt(seed) + _text(tokens, seed))
     ids: list[int] = tokenized["tokens"]

@@ -36,10 +36,13 @@ class Received:
     # most events that the answer may have
     most: float = math.inf
     status: int | None = None
+    # the response is an event stream: asked for, status 200, and not JSON
     stream: bool = False
+    # bytes of the body so far
     size: int = 0
     # bytes of a body, or of an unfinished line of a stream
     pending: bytearray = field(default_factory=bytearray)
+    # events of a stream so far, `[DONE]` included
     events: int = 0
     text: list[str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
@@ -97,7 +100,10 @@ class Received:
             self.error, self.error_kind = text, kind
 
     def answer(self, sent: float, ended: float, written: float | None = None) -> Answer:
-        """Return what was received as an `Answer`. sent, ended: times of the request."""
+        """Return what was received as an `Answer`.
+
+        sent, ended, written: times of the request; `written` as in `Answer`.
+        """
         return Answer(
             sent=sent,
             ended=ended,
@@ -117,7 +123,10 @@ class Received:
         )
 
     def _take_line(self, line: bytes | bytearray, now: float) -> None:
-        """Take a line of an event stream: a JSON event, an error event or `[DONE]`."""
+        """Take a line of an event stream: a JSON event, an error event or `[DONE]`.
+
+        Ignore other lines. Raises `EndlessAnswerError` after too many events.
+        """
         if not line.startswith(b"data:"):
             return
         self.events += 1
@@ -141,7 +150,11 @@ class Received:
             self._take(event, _choices(event), now)
 
     def _take_body(self, status: int, raw: bytes | bytearray, now: float) -> None:
-        """Take the whole body of an answer that is not streamed, or of an error."""
+        """Take the whole body of an answer that is not streamed, or of an error.
+
+        Set `done`, or record an error: another status than 200, a body that is no JSON object, or
+        one with `error`. Of several choices only the first counts.
+        """
         body = _json(raw)
         if status == 200 and not self.choices and not isinstance(body, dict):
             self.done = True  # a list, a text, numbers, or nothing: any content is an answer
@@ -214,7 +227,10 @@ def _choices(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _margins(choice: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return nats by which each token was likelier than the next; empty without `logprobs`."""
+    """Return nats by which each token was likelier than the second best.
+
+    Empty without `logprobs`, or if one token has no second.
+    """
     logprobs = choice.get("logprobs")
     try:
         if isinstance(logprobs, dict) and isinstance(content := logprobs.get("content"), list):

@@ -40,7 +40,7 @@ class SdkView:
     retries: int
     # from the first failure to the exception, with the retries
     seconds: float
-    # generated text; None after an error
+    # generated text; empty for a stream, None after an error
     text: str | None
     # HTTP status of each attempt of the failed request, the recorded failure first; None for an
     # attempt without an answer. Empty if no request failed: then this is another call, after the
@@ -61,8 +61,8 @@ async def sdk_view(
     An error of the SDK is returned, never raised.
 
     The SDK's first attempt gets the recorded failure. Its retries, with the same body and after the
-    SDK's own delays, go to the server. Without a failed request the program asks for one token.
-    timeout_s: of each attempt.
+    SDK's own delays, go to the server. Without a failed request the program asks `model` for one
+    token. timeout_s: of each attempt.
     """
     import httpx  # here and below: importing the SDK takes about a second, and few commands need it
     import openai
@@ -134,7 +134,9 @@ async def sdk_view(
 
 
 async def _recorded(answer: Answer, request: Any) -> Any:
-    """Replay the recorded answer as a response of the SDK's HTTP library, or raise its error.
+    """Return the recorded answer as a response of the SDK's HTTP library.
+
+    Raise the library's `ReadError` if the recorded failure was in the transport.
 
     SDK releases use different libraries.
     """

@@ -66,7 +66,7 @@ class ServeCommand:
         return flag.text if flag else None
 
     def get(self, name: str) -> str | None:
-        """Return the value of the last flag of this name; None if it has none.
+        """Return the value of the last flag of this name; None without such a flag or its value.
 
         The name is `--max-model-len` or `max_model_len`. Several words are joined by blanks. Use
         `has` for switches.
@@ -85,7 +85,10 @@ class ServeCommand:
         return flag is not None and (flag.name == canonical_name) == (not _is_false(flag))
 
     def enabled(self, name: str) -> bool | None:
-        """Return True for `--name`, False for `--no-name`, None if neither is given."""
+        """Return True for `--name`, False for `--no-name` or `--name=false`; None without it.
+
+        The last one counts.
+        """
         return None if self._last(canonical(name)) is None else self.has(name)
 
     def number(self, name: str) -> int | None:
@@ -97,9 +100,10 @@ class ServeCommand:
         return None if value is None else parse_number(canonical(name), value)
 
     def with_flags(self, *words: str) -> ServeCommand:
-        """Set flags, each written as on a command line: `"--max-num-seqs 8"`, `"--enforce-eager"`.
+        """Return a copy with flags set, each written as `"--max-num-seqs 8"`, `"--enforce-eager"`.
 
-        Replace a flag of the same name in its place, in either polarity. Append a new one.
+        Replace a flag of the same name in its place, in either polarity. Append a new one. Raises
+        `CommandError` for a word that is no flag.
         """
         model, added = read_arguments([word for text in words for word in split_words(text)])
         if model is not None:
@@ -121,7 +125,9 @@ class ServeCommand:
         return replace(self, flags=tuple(flags), model_argument=argument)
 
     def without(self, *names: str) -> ServeCommand:
-        """Remove flags, in either polarity, with the keys below them (`--compilation-config.mode`).
+        """Return a copy without these flags, in either polarity.
+
+        The keys below a flag, such as `--compilation-config.mode`, are removed with it.
 
         Raises `CommandError` for a flag that the command does not have.
         """
@@ -145,7 +151,7 @@ class ServeCommand:
         return replace(self, flags=flags)
 
     def with_model(self, model: str) -> ServeCommand:
-        """Replace the model where the command names it: as an argument or by `--model`."""
+        """Return a copy with this model where the command names it: an argument or `--model`."""
         if self._last("--model") is None:
             return replace(self, model_argument=model)
         flags = (

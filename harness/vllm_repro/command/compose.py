@@ -13,7 +13,8 @@ from vllm_repro.secret_names import is_secret_name
 def service(spec: ContainerSpec, *, profile: str | None = None) -> dict[str, object]:
     """Return a container as one service of a compose file.
 
-    With `profile`, only `docker compose --profile NAME up` starts it.
+    A secret variable has no value: compose takes it from its caller's environment. With `profile`,
+    only `docker compose --profile NAME up` starts the service.
     """
     body: dict[str, object] = {
         "image": spec.image,

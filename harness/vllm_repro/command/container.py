@@ -147,6 +147,7 @@ class ContainerSpec:
     ipc: str | None = None
     # Name or id of a network, or `container:NAME`; None for the default bridge.
     network: str | None = None
+    # Docker's init process starts vLLM and reaps its orphans.
     init: bool = True
     publish: tuple[Publish, ...] = ()
     # None for the image's own.
@@ -161,7 +162,8 @@ class ContainerSpec:
 
         It is published on `port` of this host and gets `env` in addition. Kept from a reported
         container: arguments, environment, `--ipc`, `--shm-size`, ulimits, and an entrypoint that
-        starts vLLM. Dropped: image, GPUs, mounts, secret variables, `--host`, `--port`, `--uds`.
+        starts vLLM. Dropped: image, GPUs, mounts, secret variables, `--host`, `--port`, `--uds`. A
+        server of several GPUs whose report states no shared memory gets 16 GiB.
         """
         reported = command.container or ReportedContainer(image="")
         variables = {

@@ -52,7 +52,7 @@ def variable_mistakes(variables: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def loading_flags(flags: Iterable[Flag]) -> list[str]:
-    """Return the flags with which vLLM loads code, or reads or writes files of this host.
+    """Return, with values, the flags by which vLLM loads code or uses files of this host.
 
     They are allowed, but shown to the user.
     """

@@ -91,7 +91,10 @@ def is_switch(name: str) -> bool:
 
 
 def group_by_flag(words: Iterable[str]) -> list[tuple[str, ...]]:
-    """Group the words of a command line: each flag with the words that follow it."""
+    """Group the words of a command line: each flag with the words that follow it.
+
+    Words before the first flag are one group.
+    """
     groups: list[tuple[str, ...]] = []
     for word in words:
         starts_flag = word.startswith("--") or (word.startswith("-") and word[1:2].isalpha())

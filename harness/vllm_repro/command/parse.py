@@ -70,10 +70,13 @@ def parse(text: str) -> ServeCommand:
 
 
 def _read_server(words: Sequence[Word]) -> tuple[ReportedContainer | None, list[Word]] | None:
-    """Return the container and the arguments of a simple command, None if it starts no server."""
+    """Return the container and the arguments of a simple command, None if it starts no server.
+
+    The container is None without `docker run`. Raises `CommandError`.
+    """
     texts = [word.text for word in words]
-    end = _end_of_server(texts)
-    options = _docker_options(texts)
+    end = _first_argument(texts)
+    options = _first_docker_option(texts)
     if options is not None and (end is None or options < end):
         return _read_docker_run(words[options:])
     if end is not None:
@@ -84,7 +87,7 @@ def _read_server(words: Sequence[Word]) -> tuple[ReportedContainer | None, list[
     return None
 
 
-def _end_of_server(words: Sequence[str]) -> int | None:
+def _first_argument(words: Sequence[str]) -> int | None:
     """Return the index of the first argument of the server; None if no server is started."""
     for i, word in enumerate(words):
         if word.rsplit("/", 1)[-1] == "vllm" and words[i + 1 : i + 2] == ["serve"]:
@@ -94,7 +97,7 @@ def _end_of_server(words: Sequence[str]) -> int | None:
     return None
 
 
-def _docker_options(words: Sequence[str]) -> int | None:
+def _first_docker_option(words: Sequence[str]) -> int | None:
     """Return the index of the first word after `docker run`, None if there is no such command."""
     for i, word in enumerate(words):
         if word.rsplit("/", 1)[-1] in _CONTAINER_TOOLS:
@@ -103,7 +106,10 @@ def _docker_options(words: Sequence[str]) -> int | None:
 
 
 def _read_docker_run(words: Sequence[Word]) -> tuple[ReportedContainer, list[Word]]:
-    """Return the container and the server's arguments, from the words after `docker run`."""
+    """Return the container and the server's arguments, from the words after `docker run`.
+
+    Raises `CommandError` without an image, or for an option without its value.
+    """
     options: dict[str, list[str]] = defaultdict(list)
     i = 0
     while i < len(words) and words[i].text.startswith("-"):
@@ -136,7 +142,7 @@ def _read_docker_run(words: Sequence[Word]) -> tuple[ReportedContainer, list[Wor
 def _read_option(words: Sequence[Word], at: int) -> tuple[str, str, int]:
     """Return name, value and number of words of the `docker run` option at `at`.
 
-    The value of a switch is empty.
+    The value of a switch is empty. Raises `CommandError` if an option lacks its value.
     """
     text = words[at].text
     if text.startswith("--"):
@@ -166,16 +172,16 @@ def _variable(text: str) -> tuple[str, str]:
 def _split_program(words: Sequence[Word]) -> tuple[tuple[str, ...], list[Word]]:
     """Split the words that a container runs: (start of the server, its arguments).
 
-    The first part is empty if the words start no server. In `bash -c "pip install …; vllm serve …"`
-    only the server's command counts.
+    Both are empty if the words start no server. In `bash -c "pip install …; vllm serve …"` only the
+    server's command counts; raises `CommandError` for a script without one.
     """
     texts = [word.text for word in words]
     script = _find_script(texts)
     if script is None:
-        end = _end_of_server(texts)
+        end = _first_argument(texts)
         return (tuple(texts[:end]), list(words[end:])) if end is not None else ((), [])
     for command in split_commands(texts[script], words[script].line):
-        end = _end_of_server([word.text for word in command])
+        end = _first_argument([word.text for word in command])
         if end is not None:
             return ("vllm", "serve"), command[end:]
     raise CommandError(
@@ -186,7 +192,7 @@ def _split_program(words: Sequence[Word]) -> tuple[tuple[str, ...], list[Word]]:
 
 
 def _find_script(texts: Sequence[str]) -> int | None:
-    """Return the index of SCRIPT in `bash -c SCRIPT`."""
+    """Return the index of SCRIPT in `bash -c SCRIPT`; None if the words have no such script."""
     for i, text in enumerate(texts):
         if text.rsplit("/", 1)[-1] in _SHELLS:
             for j in range(i + 1, len(texts) - 1):
@@ -229,12 +235,12 @@ def _continues(command: Sequence[Word], first: str) -> bool:
     if first.startswith(("-", "\u2013", "\u2014")):
         return True
     texts = [word.text for word in command]
-    options = _docker_options(texts)
+    options = _first_docker_option(texts)
     if options is not None and _lacks_image(command[options:]):
         return True
     if _ASSIGNMENT.fullmatch(first) or _OTHER_PROGRAMS.fullmatch(first.rsplit("/", 1)[-1]):
         return False
-    if options is None and _end_of_server(texts) is None:
+    if options is None and _first_argument(texts) is None:
         return False
     last = texts[-1]
     lacks_value = last.startswith("--") and "=" not in last and not is_switch(canonical(last))

@@ -40,7 +40,7 @@ Others, such as 13, 31 and 43, may be the bug under test.
 _XID = re.compile(r"NVRM: Xid \(PCI:(?:\w+:)?(\w+:\w+)[^)]*\): (\d+)")
 
 _mine: set[str] = set()
-"""Cards that this process holds."""
+"""Indices of the GPUs that this process holds."""
 
 
 @contextlib.contextmanager
@@ -72,7 +72,7 @@ def _lock_gpus(
 ) -> tuple[str, ...]:
     """Lock `count` free GPUs, with the locks in `held`, and return their indices.
 
-    Wait for cards that other runs hold, or that are busy.
+    Wait without limit for cards that other runs hold, and a minute for busy or faulty ones.
 
     Raises `InfraError` if too few cards can become free.
     """
@@ -138,7 +138,10 @@ def _lock_free(cards: Sequence[str], held: contextlib.ExitStack) -> dict[str, Te
 
 @contextlib.contextmanager
 def _lock_file(name: str, how: int = 0) -> Iterator[TextIO]:
-    """Hold the named lock file of this user on this host. how: more flags of `flock`."""
+    """Hold the named lock file of this user on this host; wait until it is free.
+
+    how: more flags of `flock`. With `LOCK_NB` raise `BlockingIOError` instead of waiting.
+    """
     with (Path(tempfile.gettempdir()) / f"vllm-repro-gpu-{os.getuid()}-{name}.lock").open(
         "w"
     ) as file:
@@ -147,7 +150,7 @@ def _lock_file(name: str, how: int = 0) -> Iterator[TextIO]:
 
 
 def busy_gpus() -> dict[str, str]:
-    """Return a sentence for each GPU with memory in use, by index.
+    """Return a sentence for each GPU with more than 1,024 MiB of memory in use, by index.
 
     Raises `InfraError` if `nvidia-smi` fails.
     """
@@ -161,7 +164,7 @@ def busy_gpus() -> dict[str, str]:
 def await_free_memory(cards: Sequence[str]) -> float:
     """Wait until the memory of `cards` is free, and return the seconds that it took.
 
-    Raises `InfraError` if it is not in a minute.
+    cards: indices of GPUs. Raises `InfraError` if it is not in a minute.
     """
     began = time.monotonic()
     while cards and (busy := [line for index, line in busy_gpus().items() if index in cards]):
@@ -174,7 +177,10 @@ def await_free_memory(cards: Sequence[str]) -> float:
 
 
 def _faults() -> dict[str, str]:
-    """Return a sentence for each faulty GPU, by index, from its driver or the kernel's log."""
+    """Return a sentence for each faulty GPU, by index, from its driver or the kernel's log.
+
+    Empty if `nvidia-smi` fails.
+    """
     faults: dict[str, str] = {}
     xids = _xids()
     # a driver that does not know a field; `busy_gpus` raises the other failures
@@ -192,9 +198,10 @@ def _faults() -> dict[str, str]:
 
 
 def _xids() -> dict[str, str]:
-    """Map a card's PCI bus and device (`17:00`) to its last Xid, NVIDIA's number of the error.
+    """Map a card's PCI bus and device (`17:00`) to its last Xid, NVIDIA's number of an error.
 
-    Empty if this user may not read the kernel's log.
+    Only errors of the hardware or its firmware count. Empty if this user may not read the kernel's
+    log.
     """
     tool = shutil.which("dmesg")
     if tool is None:

@@ -22,7 +22,7 @@ _MACHINE_ID = Path("/etc/machine-id")
 def host_id(machine: Mapping[str, Any], gpus: Sequence[str] = (), number: str = "") -> str:
     """Return the anonymous id of a machine: a hash of GPU UUIDs, machine id or hardware.
 
-    gpus: their UUIDs. number: systemd's machine id.
+    machine: its record in a journal. gpus: their UUIDs. number: systemd's machine id.
     """
     if gpus:
         text = json.dumps(["gpus", sorted(gpus)])
@@ -35,12 +35,12 @@ def host_id(machine: Mapping[str, Any], gpus: Sequence[str] = (), number: str = 
 
 
 def hosted_by(machine: Mapping[str, Any]) -> str:
-    """Return the anonymous id of this machine, which `machine` describes."""
+    """Return the anonymous id of this machine. machine: its record in a journal."""
     return host_id(machine, _gpu_uuids(), _systemd_machine_id())
 
 
 def hardware(machine: Mapping[str, Any]) -> str:
-    """Return the hardware in words: `2 x NVIDIA H200` or `2 CPUs`."""
+    """Return a machine's hardware in words: `2 x NVIDIA H200` or `2 CPUs`."""
     names = [str(gpu["name"]) for gpu in machine["gpus"]]
     if names:
         return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))

@@ -61,7 +61,11 @@ TEMPORARY = "vllm-repro-server-"
 class Lease:
     """Locked file by which a running server is found and ended if this process is killed.
 
-    server: a few words for `clean`. Raises `InfraError` if it cannot be written.
+    A new one is written, locked and known to the guard. `temporary` is a path for the server's
+    files; the caller makes that folder.
+
+    server: a few words for `clean`. log: device and inode of a process's log; None for a container,
+    which has no `temporary`. Raises `InfraError` if the file cannot be written.
     """
 
     def __init__(self, server: str, log: tuple[int, int] | None = None) -> None:
@@ -123,7 +127,10 @@ _guards: list[subprocess.Popen[bytes]] = []
 
 
 def _guard() -> subprocess.Popen[bytes]:
-    """Return the guard process, which ends the servers of the leases after this process exits."""
+    """Return the guard process, which ends the servers of the leases after this process exits.
+
+    Start it if there is none, or if it was killed.
+    """
     if not _guards or _guards[-1].poll() is not None:
         guard = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _GUARD],
@@ -143,7 +150,10 @@ def lease_folder() -> Path:
 
 
 def free_leases() -> dict[Path, LeaseFacts]:
-    """Return leases of this user on this host whose harness has ended, {file: content}."""
+    """Return the unlocked leases of this user on this host, {file: content}.
+
+    Their harness has ended, or called `Lease.free`.
+    """
     free = {}
     for path in sorted(lease_folder().glob(f"{_host()}-*")):
         # Held, removed meanwhile, or not written yet.

@@ -49,7 +49,9 @@ class Machine:
 
     os: str
     python: str
+    # CPUs that this process may use
     cpus: int
+    # in GB of 2**30 bytes
     memory_gb: float
     gpus: tuple[Gpu, ...]
 
@@ -68,7 +70,8 @@ _failed: list[InfraError] = []
 def nvidia_smi(*fields: str) -> list[list[str]]:
     """Return the fields of each GPU as `nvidia-smi` prints them; none if it is absent.
 
-    Raises `InfraError` if it fails or hangs.
+    Raises `InfraError` if it fails or does not answer in 30 s. After such a hang it raises at once,
+    until `forget_failure`.
     """
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -143,9 +146,9 @@ def memory_gb() -> float:
 
 
 def gpu_use(cards: Sequence[str]) -> GpuUse | None:
-    """Return the current use of these GPUs; None if `nvidia-smi` shows none of them.
+    """Return the worst current use among these GPUs; None if `nvidia-smi` shows none of them.
 
-    Raises `InfraError` if it fails.
+    cards: their indices. Raises `InfraError` if it fails.
     """
     fields = ("memory.used", "temperature.gpu", "power.draw", "clocks.sm")
     return worst_use(

@@ -16,7 +16,7 @@ def free_port(address: str = LOOPBACK) -> int:
 
 
 def check_port(port: int) -> None:
-    """Raise `InfraError` if something listens on `port`.
+    """Raise `InfraError` if something listens on `port` of 127.0.0.1.
 
     A dying old server would answer in place of the new one.
     """

@@ -80,7 +80,8 @@ class Session:
     def end(self, grace: float = 15.0) -> None:
         """Send SIGTERM to the leader and, after `grace` seconds, SIGKILL to all that are left.
 
-        Return when all are gone.
+        If the leader exits earlier, the others have at most 5 s. Return when all are gone, their
+        shared memory is removed and the lease is released. May be called again.
         """
         if self._ended:
             return
@@ -100,7 +101,10 @@ class Session:
 
 
 def _kill(session: int) -> None:
-    """Kill all processes of a session with SIGKILL, and remove their shared memory."""
+    """Kill all processes of a session with SIGKILL, and remove their shared memory.
+
+    Wait until they are gone, for at most 50 s.
+    """
     members = session_members(session)
     segments = _shared_memory(members)
     for attempt in range(50):
@@ -137,11 +141,12 @@ def _shared_memory(members: Sequence[psutil.Process]) -> set[Path]:
 
 
 def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Session:
-    """Start `argv` in a new session, with both outputs appended to `log`.
+    """Start `argv` in a new session with a lease, with both outputs appended to `log`.
 
-    Raises `InfraError`.
+    Raises `InfraError` if it cannot be started.
 
-    It gets a new temporary folder, because vLLM leaves sockets there. Its lease removes the folder.
+    env: all its variables; TMPDIR is replaced by a new folder, because vLLM leaves sockets there.
+    The lease removes that folder.
     """
     lease = None
     try:
@@ -171,9 +176,10 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Session:
 
 
 def sessions_writing_to(log: tuple[int, int]) -> set[int]:
-    """Return the sessions with a process that writes to the file `log`, (device, inode).
+    """Return the ids of the sessions with a process that writes to the file `log`.
 
-    The file may be deleted.
+    log: its device and inode; the file may be deleted. Only standard output and standard error
+    count.
     """
     sessions = set()
     for pid in psutil.pids():
@@ -188,7 +194,7 @@ def sessions_writing_to(log: tuple[int, int]) -> set[int]:
 def end_sessions(sessions: Collection[int], grace: float = 3.0) -> None:
     """Send SIGTERM to all processes of `sessions` and, after `grace` seconds, SIGKILL.
 
-    Return when all are gone.
+    Return when all are gone and their shared memory is removed.
     """
     members = [process for session in sessions for process in session_members(session)]
     # read now: after SIGTERM no process may map a segment that still exists

@@ -49,16 +49,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recording:
-    """Content of a journal: its entries, and whether the run finished."""
+    """Content of a journal: its entries, and whether it is complete."""
 
     entries: tuple[Entry, ...]
-    # the run did not finish
+    # its last entry is not `run-ended`: the run was killed, or is still running
     cut: bool
     # number of unreadable, doubled or lost lines
     damaged: int = 0
 
     def of(self, event: str) -> Iterator[Entry]:
-        """Return the entries of one event."""
+        """Return the entries of one event, in order."""
         return (entry for entry in self.entries if entry.event == event)
 
     def first(self, event: str) -> Entry | None:
@@ -67,12 +67,15 @@ class Recording:
 
     @property
     def end(self) -> Entry | None:
-        """Return the last entry, or None if the journal is cut."""
+        """Return the `run-ended` entry, or None if the journal is cut."""
         return None if self.cut else self.entries[-1]
 
 
 def json_of(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields as JSON data, the way a journal holds them."""
+    """Return fields as JSON data, the way a journal holds them, not redacted.
+
+    Raises `TypeError` for a value of another type.
+    """
     data: dict[str, Any] = msgspec.to_builtins(fields, str_keys=True, enc_hook=_plain)
     return data
 
@@ -112,7 +115,7 @@ class Journal:
         self._torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one event with its fields as a line. Does nothing after `close`.
+        """Append one event with the time and its redacted fields. Do nothing after `close`.
 
         Raises `InfraError` if the disk is full, and `HarnessBug` at the end of a trial or run if
         the file was removed.
@@ -146,7 +149,7 @@ class Journal:
                 ) from error
 
     def close(self) -> None:
-        """Flush the journal to disk and close it."""
+        """Flush the journal to disk, close it, and let another process write it."""
         with self._lock:
             if self._file >= 0:
                 os.fsync(self._file)
@@ -161,7 +164,10 @@ class Journal:
 
 
 def read(path: Path) -> Recording:
-    """Return the entries of a journal. Raises `UsageError` if the file cannot be read."""
+    """Return the entries of a journal. Raises `UsageError` if the file cannot be read.
+
+    Unreadable lines and doubled `trial-ended` lines are left out, and counted in `damaged`.
+    """
     entries: list[Entry] = []
     damaged = 0
     ended: set[bytes] = set()  # a doubled line would count a crash twice
@@ -223,7 +229,7 @@ def head_of(recording: Recording, folder: Path, *, hint: str) -> Entry:
 
 @contextlib.contextmanager
 def legible(folder: Path) -> Iterator[None]:
-    """Turn errors while reading a foreign journal into `UsageError`."""
+    """Turn errors of a block that reads a foreign journal into `UsageError`."""
     try:
         yield
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:

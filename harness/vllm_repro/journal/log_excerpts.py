@@ -89,7 +89,7 @@ class LogExcerpts:
 def read_excerpts(
     folder: Path, name: str, redactor: Redactor, root: str | None, sizes: ExcerptSizes = PAGE_SIZES
 ) -> LogExcerpts | None:
-    """Return the excerpts of `folder/name`; None if it is missing or lies outside the folder.
+    """Return the excerpts of `folder/name`; None if it cannot be read, or is outside the folder.
 
     root: exception that the engine died of. Its traceback is kept even if other errors came first.
     """
@@ -116,7 +116,10 @@ def read_excerpts(
 def _ranges(
     file: BinaryIO, size: int, root: str | None, sizes: ExcerptSizes
 ) -> Iterator[tuple[int, int]]:
-    """Yield the byte ranges of a log to keep, in order: first byte, and byte after the last."""
+    """Yield the byte ranges of a log to keep, in order: first byte, and byte after the last.
+
+    They may overlap, be empty, or pass the log's ends.
+    """
     if size <= sizes.whole:
         yield 0, size
         return
@@ -195,7 +198,10 @@ def _newline_before(file: BinaryIO, at: int, least: int) -> int | None:
 
 
 def _read_redacted(file: BinaryIO, first: int, last: int, size: int, redactor: Redactor) -> str:
-    """Return a byte range of a log as redacted text, without what may be half a secret."""
+    """Return a byte range of a log as redacted text, without what may be half a secret.
+
+    A partial first or last line loses 4,096 characters at the cut. Long lines lose their middle.
+    """
     file.seek(max(0, first - 1))
     raw = file.read(last - max(0, first - 1))
     begins = first == 0 or raw[:1] == b"\n"

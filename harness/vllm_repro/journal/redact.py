@@ -28,7 +28,10 @@ _LONGEST_REMEMBERED = 20_000
 
 
 def known_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the secret values of an environment, each with its variable's name (`HF_TOKEN`)."""
+    """Return the secret values of an environment, each with its variable's name (`HF_TOKEN`).
+
+    Values of less than 8 characters are left out.
+    """
     return {
         value: name
         for name, value in environ.items()
@@ -53,16 +56,21 @@ class Redactor:
     names: bool = True
 
     def text(self, value: str) -> str:
-        """Return `value` without secrets and private names. A second pass changes nothing."""
-        return self._looked_up(value) if len(value) <= _LONGEST_REMEMBERED else self._without(value)
+        """Return `value` without secrets and, unless `names` is False, without private names.
+
+        A second pass changes nothing.
+        """
+        return (
+            self._redact_cached(value) if len(value) <= _LONGEST_REMEMBERED else self._redact(value)
+        )
 
     @cached_property
-    def _looked_up(self) -> Callable[[str], str]:
+    def _redact_cached(self) -> Callable[[str], str]:
         """Return the function that redacts short texts and remembers its results."""
-        return lru_cache(_REMEMBERED)(self._without)
+        return lru_cache(_REMEMBERED)(self._redact)
 
-    def _without(self, value: str) -> str:
-        """Return `value` without secrets and private names, not looking at the cache."""
+    def _redact(self, value: str) -> str:
+        """Return `value` redacted as by `text`, without the cache."""
         for secret in self._longest_first:
             value = value.replace(secret, marker(self.secrets[secret]))
         value = without_secrets(value)
@@ -106,21 +114,24 @@ class Redactor:
         return redacted
 
     def deep(self, value: Any) -> Any:
-        """Redact every string of JSON data, and replace everything below a secret name."""
+        """Return JSON data with each string redacted, and each string below a secret name replaced.
+
+        Words after a secret flag in a list are replaced, too. Numbers stay.
+        """
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
             return {
                 self.deep(key): (
-                    _replaced(item, key) if is_secret_name(str(key)) else self.deep(item)
+                    _replace_texts(item, key) if is_secret_name(str(key)) else self.deep(item)
                 )
                 for key, item in value.items()
             }
         if isinstance(value, list | tuple):
-            return self._words(value)
+            return self._redact_list(value)
         return value
 
-    def _words(self, words: Sequence[Any]) -> list[Any]:
+    def _redact_list(self, words: Sequence[Any]) -> list[Any]:
         """Redact a list, which may be an argument vector.
 
         Words after `--api-key` are secret up to the next flag.
@@ -134,25 +145,25 @@ class Redactor:
             if word.startswith("-"):
                 flag = word if re.fullmatch(r"[\w-]+", word) and is_secret_name(word) else ""
             elif flag:
-                redacted.append(_replaced(word, flag))
+                redacted.append(_replace_texts(word, flag))
                 continue
-            redacted.append(self._word(word))
+            redacted.append(self._redact_word(word))
         return redacted
 
-    def _word(self, word: str) -> str:
+    def _redact_word(self, word: str) -> str:
         """Redact one argument: everything after a secret name and `=` is its value, with spaces."""
         name, equals, value = word.partition("=")
         if equals and re.fullmatch(r"[\w.-]+", name) and is_secret_name(name):
-            return f"{self.text(name)}={_replaced(value, name)}"
+            return f"{self.text(name)}={_replace_texts(value, name)}"
         return self.text(word)
 
 
-def _replaced(value: Any, name: str) -> Any:
+def _replace_texts(value: Any, name: str) -> Any:
     """Return `value` with a marker for each non-empty text in it. Numbers stay."""
     if isinstance(value, str):
         return value if not value or value.startswith("[redacted:") else marker(kind_of(name))
     if isinstance(value, Mapping):
-        return {key: _replaced(item, name) for key, item in value.items()}
+        return {key: _replace_texts(item, name) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_replaced(item, name) for item in value]
+        return [_replace_texts(item, name) for item in value]
     return value

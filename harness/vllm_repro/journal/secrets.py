@@ -102,7 +102,7 @@ _EQUALS = re.compile(rf"=(?!{_MARKED})[^\"'\\\n]+")
 
 
 def marker(kind: str) -> str:
-    """Return the text that replaces a secret of this kind."""
+    """Return `[redacted:KIND]`, the text that replaces a secret of this kind."""
     return f"[redacted:{kind}]"
 
 
@@ -132,7 +132,7 @@ def _replace(
 ) -> str:
     """Return `text` with the values after secret names replaced.
 
-    `value` returns where a value ends and what replaces it.
+    `value` returns where a value ends and what replaces it, or None to keep the text.
     """
     parts: list[str] = []
     done = at = 0
@@ -145,7 +145,10 @@ def _replace(
 
 
 def _assigned(text: str, match: re.Match[str]) -> tuple[int, str] | None:
-    """Return the end of the value after `NAME=` or `NAME:`, and its marker; None for prose."""
+    """Return the end of the value after `NAME=` or `NAME:`, and its marker.
+
+    None for prose, or without a value.
+    """
     value = _VALUE.match(text, match.end())
     name, between = match["name"], match["between"]
     # Prose and source code: `token = next(ids)`, `token: the last one`, `token=42`.
@@ -160,7 +163,7 @@ def _assigned(text: str, match: re.Match[str]) -> tuple[int, str] | None:
 
 
 def _after_flag(text: str, match: re.Match[str]) -> tuple[int, str] | None:
-    """Return the end of the values after a flag such as `--api-key`, and their marker."""
+    """Return the end of the values after a flag such as `--api-key`, and their marker, or None."""
     values = _FLAG_VALUES.match(text, match.end())
     return values and (values.end(), marker(kind_of(match["name"])))
 

@@ -52,7 +52,7 @@ def patched_texts(patches: Sequence[Patch], text_of: Callable[[str], str | None]
     """
     texts: dict[str, str] = {}
     for patch in patches:
-        text = texts.get(patch.file) or text_of(patch.file)
+        text = texts[patch.file] if patch.file in texts else text_of(patch.file)
         if text is None:
             raise Unsupported(
                 f"the patch does not fit this release: it has no {patch.file}",

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -108,7 +109,7 @@ class ReleaseCache:
         python = folder / "bin" / "python"
         packages = next(folder.glob("lib/python*/site-packages"), None)
         facts = _read_marker(folder)
-        if not facts or packages is None or not python.exists():
+        if "version" not in facts or packages is None or not python.exists():
             return None
         return Release(
             source=source,
@@ -184,7 +185,8 @@ class ReleaseCache:
             return
         marker = self._folder(release.source) / _MARKER
         facts = _read_marker(marker.parent) | {"fingerprint": _CHANGED}
-        replace_file(marker, json.dumps(facts).encode())  # another run may read it at any moment
+        with contextlib.suppress(FileNotFoundError):  # the whole folder was removed
+            replace_file(marker, json.dumps(facts).encode())  # another run may read it now
         raise InfraError(
             f"files of vLLM {release.version} in {marker.parent} were changed or removed",
             hint="Repeat the command: it installs this vLLM again.",

@@ -43,7 +43,8 @@ _LOCAL = {"127.0.0.1", "localhost", "::1", "0.0.0.0"}
 def _local_port(url: str) -> int | None:
     """Return the URL's port; None if it names none, or a host that is not this one."""
     parts = urlsplit(url)
-    return parts.port if parts.hostname in _LOCAL else None
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return port if parts.hostname in _LOCAL else None
 
 
 def find_process(url: str) -> int | None:

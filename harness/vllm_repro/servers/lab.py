@@ -372,5 +372,5 @@ def _definitions(source: str) -> Iterator[tuple[str, str]]:
             yield from (
                 (f"{node.name}.{inner.name}", ast.unparse(inner))
                 for inner in node.body
-                if isinstance(inner, ast.FunctionDef)
+                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)
             )

@@ -16,6 +16,7 @@ import shlex
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Protocol
 
@@ -154,7 +155,9 @@ def _gpus_of_node(launch: Launch, rank: int) -> Sequence[str]:
     """
     if launch.evidence is not Evidence.GPU:
         return ()
-    each = max(1, (launch.command.number("--tensor-parallel-size") or 1) // node_count(launch))
+    sizes = ("--tensor-parallel-size", "--pipeline-parallel-size")
+    ranks = prod(launch.command.number(flag) or 1 for flag in sizes)
+    each = max(1, ranks // node_count(launch))
     first = 0 if len(launch.gpus) == each else rank * each
     mine = range(first, first + each)
     return [launch.gpus[index] if launch.gpus else str(index) for index in mine]

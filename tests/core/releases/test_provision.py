@@ -128,6 +128,17 @@ def test_a_damaged_release_is_installed_again(
     assert (release.packages / "pooch.py").stat().st_size == 500_000
 
 
+@pytest.mark.parametrize("lost", ["", "complete.json"])
+def test_a_release_without_its_marker_is_installed_again(cache: ReleaseCache, lost: str) -> None:
+    release = cache.provision(SOURCE, silent)
+    path = release.executable.parents[1] / lost
+    path.unlink() if lost else shutil.rmtree(path)
+    with pytest.raises(InfraError, match=r"0\.28\.0 were changed or removed"):
+        cache.check(release)
+    assert cache.get(SOURCE) is None
+    assert cache.provision(SOURCE, silent) == release
+
+
 def test_a_damaged_release_that_runs_is_not_replaced(
     cache: ReleaseCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from tests.fake_package import FILE, PATCH, fake_release, write_package
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases import provision as module
-from vllm_repro.releases.overlay import make_overlay
+from vllm_repro.releases.overlay import make_overlay, patched_texts
 from vllm_repro.releases.provision import Release, ReleaseCache
 from vllm_repro.releases.request_fields import request_fields, server_flags
 from vllm_repro.releases.sources import Source, contents_of, parse_source
@@ -217,6 +217,12 @@ def answer(folder: Path) -> str:
         check=True,
     )
     return done.stdout
+
+
+def test_a_patch_sees_the_file_that_the_one_before_it_emptied() -> None:
+    emptied = [Patch(FILE, "a", ""), Patch(FILE, "a", "b")]
+    with pytest.raises(Unsupported, match="does not fit"):
+        patched_texts(emptied, {FILE: "a"}.get)
 
 
 def test_an_overlay_is_imported_and_its_package_unchanged(tmp_path: Path, packages: Path) -> None:

@@ -15,6 +15,7 @@ from vllm_repro.errors import ScenarioError
 from vllm_repro.scenario.reader import read
 from vllm_repro.scenario.workload import (
     Size,
+    at_once,
     chat,
     completion,
     conversation,

@@ -85,6 +85,15 @@ def test_process_and_log_of_a_running_server_are_found(running: tuple[str, Path,
     url, log, pid = running
     assert (find_process(url), find_log(pid)) == (pid, log)
     assert find_process("http://example.invalid:1") is None
+
+
+def test_a_url_without_a_port_has_that_of_its_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_repro.servers.attach.listeners", lambda port: {port: None})
+    urls = ("http://127.0.0.1", "https://localhost/v1", "http://127.0.0.1:8000")
+    assert [find_process(url) for url in urls] == [80, 443, 8000]
+
+
+def test_no_log_without_a_process() -> None:
     assert find_log(None) is None
 
 

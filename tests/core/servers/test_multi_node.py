@@ -76,8 +76,11 @@ def test_every_node_has_a_rank_and_only_the_first_has_http(nodes: int) -> None:
     assert all(follower.env == dict(head.env) for follower in followers)
 
 
-def test_on_gpus_each_node_gets_its_own() -> None:
-    whole = launch("--nnodes 2 --tensor-parallel-size 4", Evidence.GPU)
+@pytest.mark.parametrize(
+    "flags", ["--tensor-parallel-size 4", "--tensor-parallel-size 2 --pipeline-parallel-size 2"]
+)
+def test_on_gpus_each_node_gets_its_own(flags: str) -> None:
+    whole = launch(f"--nnodes 2 {flags}", Evidence.GPU)
     head, follower = process_nodes(whole, MEETING)
     assert head.differences[-1] == "2 nodes as processes on one host, which meet at 127.0.0.1:9000"
     assert [node.env["CUDA_VISIBLE_DEVICES"] for node in (head, follower)] == ["0,1", "2,3"]
