@@ -76,7 +76,7 @@ def main() -> int:
 
 # the signature that signal.signal asks for
 def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """Exit with status 130 on a signal: some modules print or swallow an exception at import."""
+    """Exit at once on a signal: some modules print or swallow an exception while imported."""
     os._exit(INTERRUPTED)
 
 
