@@ -282,6 +282,7 @@ def test_a_refusal_suggests_a_command_with_the_options(harness: Harness, tmp_pat
         ([*THRESHOLD, "--arm", "prefix-hit"], "also needs a prefix in the cache"),
         ([*THRESHOLD, "--arm", "growing-chat"], "also needs a prefix in the cache"),
         ([*THRESHOLD, "--max-boots", "0"], "'0' is no number of boots"),
+        ([*THRESHOLD, "--max-boots", "²"], "'²' is no number of boots"),
         ([*THRESHOLD, "--trials", "3"], "unrecognized arguments: --trials"),
         (
             ["threshold", "tq-chunked-prefill", "--server", "attach"],

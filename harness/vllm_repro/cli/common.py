@@ -106,7 +106,7 @@ def number(text: str, *, least: int, most: int, what: str) -> int:
 
     Raises `argparse.ArgumentTypeError`. what: the noun of the message.
     """
-    if not text.strip().lstrip("-").isdigit() or not least <= int(text) <= most:
+    if not re.fullmatch(r"\s*-?[0-9]+\s*", text) or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"{text!r} is no {what} from {least} to {most:,}")
     return int(text)
 
