@@ -291,6 +291,22 @@ def test_the_exception_that_a_wrapper_quotes(quoted: str, cause: Raised, same: b
     assert root.frames == (cause.frames if same else ())
 
 
+@pytest.mark.parametrize(
+    ("message", "level", "same"),
+    [(TWENTY_ONE, "ERROR", True), (TWENTY_ONE[1:], "ERROR", False), (TWENTY_ONE, "WARNING", False)],
+)
+def test_a_wrapper_with_words_of_its_own(message: str, level: str, same: bool) -> None:
+    quoting = wrapper(WRAPPER.format(f"CUDA error. {message}"))
+    cause = replace(in_worker(message), level=level)
+    expected = Root(
+        raised=cause if same else quoting,
+        wrapped=True,
+        class_known=same,
+        quoted=f"CUDA error. {message}",
+    )
+    assert find_root([quoting, cause]) == expected
+
+
 def chain(*links: Raised) -> Raised:
     """Return the last exception with the ones before it as its causes."""
     last = links[0]
@@ -323,6 +339,7 @@ MISSED = replace(
         ),
     ),
 )
+DEEPER = replace(MISSED, frames=(*MISSED.frames, Frame("vllm/v1/a.py", "find")))
 TORCH = replace(raised_as("ValueError", "x", process=""), frames=(Frame("torch/a.py", "f"),))
 IN_VLLM = raised_as("KeyError", "x", "get", process="")
 OF_API = raised_as("ValueError", "bad request", "run_server", process="APIServer")
@@ -350,8 +367,10 @@ AFTER = replace(chain(EMPTY, raised_as("ValueError", "gave up", "step")), explic
         # An output that EngineCore misses leads to the worker's exception.
         ([CAUSE, MISSED], Root(raised=CAUSE)),
         ([MISSED], Root(raised=MISSED)),
+        ([CAUSE, DEEPER], Root(raised=DEEPER)),
         # A wrapper of a lost peer leads to the peer's exception.
         ([QUOTES_LOST, LOST_PEER, CAUSE], Root(raised=CAUSE, wrapped=True)),
+        ([QUOTES_LOST, LOST_PEER, EXIT, CAUSE], Root(raised=CAUSE, wrapped=True)),
         (
             [QUOTES_LOST, LOST_PEER],
             Root(raised=LOST_PEER, wrapped=True, quoted=LOST_PEER.message),
@@ -369,6 +388,7 @@ AFTER = replace(chain(EMPTY, raised_as("ValueError", "gave up", "step")), explic
         ),
         ([TORCH, IN_VLLM], None),
         ([OF_API], None),
+        ([replace(OF_API, source="core.py:9")], None),
         ([raised_as("EngineDeadError", "", "step")], None),
         # An empty wrapper that is not the last word is passed over.
         ([replace(EMPTY, headline=""), MEMORY], Root(raised=MEMORY)),
@@ -376,6 +396,24 @@ AFTER = replace(chain(EMPTY, raised_as("ValueError", "gave up", "step")), explic
 )
 def test_the_root(known: Sequence[Raised], root: Root | None) -> None:
     assert find_root(known) == root
+
+
+OF_WORKER = replace(GAVE_UP, process="Worker_TP0")
+
+
+@pytest.mark.parametrize(
+    ("known", "printed"),
+    [
+        ([CUT, chain(in_worker(QUOTED), OF_WORKER)], 1),
+        ([chain(replace(CUT, exception="Again"), replace(CUT, exception="KeyError"))], 0),
+        ([EMPTY, chain(MEMORY, OF_WORKER)], 1),
+        ([AFTER], 0),
+    ],
+)
+def test_the_chain_in_which_the_root_was_printed(known: Sequence[Raised], printed: int) -> None:
+    root = find_root(known)
+    assert root is not None
+    assert (root.printed, root.wrapped) == (known[printed], True)
 
 
 @pytest.mark.parametrize(
@@ -397,6 +435,8 @@ def test_the_root_in_a_paste(known: Sequence[Raised], root: Raised | None) -> No
         ("TimeoutError", "after 10 s", "step", True),
         ("KeyError", "x", "shutdown", True),  # a cleanup does not state what the look-up meant
         ("KeyErrors", "x", "step", True),
+        ("CancelledError", "", "shutdown", True),
+        ("ImportError", "a.so.1: cannot open shared object file", "step", True),
     ],
 )
 def test_the_oldest_exception_that_is_no_look_up(
