@@ -223,7 +223,10 @@ class _Container:
 
 
 def _most_telling(servers: Sequence[_Container], we_terminated: bool | None) -> Diagnosis:
-    """Diagnose the containers of one log; return the diagnosis that is first by `_rank`."""
+    """Diagnose the containers of one log; return the diagnosis that is first by `_rank`.
+
+    Containers that do not run vLLM count only if none does.
+    """
     diagnoses = [(server, server.diagnosis(we_terminated)) for server in servers]
     # Other containers in the same log are no servers.
     of_vllm = [each for server, each in diagnoses if server.of_vllm or _in_vllm(each)]

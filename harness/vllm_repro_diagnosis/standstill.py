@@ -188,9 +188,9 @@ class ProcessReading:
         return bool(self.main) and all(functions & stack.functions for stack in self.main)
 
     def always_at(self, files: Sequence[str]) -> bool:
-        """Return True if the innermost frame of vLLM or torch is in the files in each stack.
+        """Return True if each stack of its main thread is in the files, by its innermost frame.
 
-        files: how their paths begin. False without a stack.
+        Only frames of vLLM and torch count. files: how their paths begin. False without a stack.
         """
         inner = [
             next(

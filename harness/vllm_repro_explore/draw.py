@@ -136,7 +136,7 @@ _FAULTY = ("two-roots", "no-rule", "empty-or-any")
 
 
 class _Seed:
-    """Random streams of a seed, one for each feature."""
+    """Random streams of a seed, one for each feature, and the features that its mix gives it."""
 
     def __init__(self, seed: int, mix: str) -> None:
         self._seed, self._chances = seed, MIXES[mix]

@@ -224,7 +224,10 @@ def _changed(report: RunReport) -> list[list[ArmReport]]:
 
 
 def _first_lines(report: RunReport, flags: str, why: str, small: str, gpus: bool) -> Iterator[str]:
-    """Yield the lines that are read first: verdict, cause, releases, flags, workarounds."""
+    """Yield the lines that are read first: verdict, cause, releases, flags, workarounds.
+
+    flags: the command's, empty if not known. why, small, gpus: as in `draft`.
+    """
     if report.status.good and not report.rehearsal:
         yield f"**Fixed**: vLLM {cell(report.status.good)} is declared to be without this bug.\n"
     yield f"{_verdict(report)}\n"

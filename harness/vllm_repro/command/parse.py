@@ -142,7 +142,8 @@ def _read_docker_run(words: Sequence[Word]) -> tuple[ReportedContainer, list[Wor
 def _read_option(words: Sequence[Word], at: int) -> tuple[str, str, int]:
     """Return name, value and number of words of the `docker run` option at `at`.
 
-    The value of a switch is empty. Raises `CommandError` if an option lacks its value.
+    The value of a switch is empty. `-e` is named `--env`, other short options as they are written.
+    Raises `CommandError` if an option lacks its value.
     """
     text = words[at].text
     if text.startswith("--"):

@@ -125,7 +125,7 @@ def missing_build(error: InfraError) -> bool:
 
 
 def uv_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that give uv the settings of pip.
+    """Return the variables that make uv work like pip: those of `_LIKE_PIP` and pip's settings.
 
     Leave out variables that `environment` already sets.
     """

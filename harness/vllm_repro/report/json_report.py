@@ -289,7 +289,7 @@ class RunJson(Struct, frozen=True, kw_only=True):
 
 
 def report_dict(report: RunJson) -> dict[str, Any]:
-    """Return the content of `report.json` as dicts and lists, without the fields of `RunReport`."""
+    """Return the content of `report.json` as dicts and lists, without what `RunReport` adds."""
     return plain(convert(report, RunJson, from_attributes=True))
 
 

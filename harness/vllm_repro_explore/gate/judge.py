@@ -167,7 +167,7 @@ class Score:
 
     @property
     def fixed(self) -> list[Key]:
-        """Return the findings of the base that the change ends."""
+        """Return the findings that end in 5 or more cases, and in none stay, change or come up."""
         return [key for key, pairs in self.pairs.items() if pairs.fixed]
 
     @property

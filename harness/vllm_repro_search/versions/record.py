@@ -282,7 +282,10 @@ def row_without_run(
 
 
 def _doubt(report: RunReport, version: str, reported: str | None, evidence: str | None) -> str:
-    """Return why a run is no evidence on the release that was asked for; empty if it is."""
+    """Return why a run does not count for the release that was asked for; empty if it does.
+
+    reported: the release that the server named. evidence: the kind that the search started with.
+    """
     other_evidence = report.evidence != evidence
     if reported is not None and not same_release(reported, version):
         return f"the server reports vLLM {reported}"

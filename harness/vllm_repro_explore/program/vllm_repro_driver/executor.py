@@ -172,7 +172,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return ("generate",)
 
     def collective_rpc(self, method: Any, *_: Any, non_block: bool = False, **__: Any) -> Any:
-        """Answer what EngineCore asks of its one worker; "sleep" overwrites the KV cache."""
+        """Return [None] for the one worker, or [False] for the support of draft weights.
+
+        "sleep" also overwrites the KV cache. non_block: return it as an `Answer`.
+        """
         name = method if isinstance(method, str) else getattr(method, "__name__", "")
         if name == "sleep":
             for memory in self._kv:
