@@ -128,7 +128,10 @@ def draft(
 
 
 def _joined(parts: Sequence[_Part], footer: str) -> tuple[str, list[str]]:
-    """Return the parts that fit, then the footer; and the names of the parts left out."""
+    """Return the parts that fit into `MOST` bytes, then the footer; and the names left out.
+
+    Room is kept for the parts without a name: a named one must fit beside them.
+    """
     room = MOST - size(footer) - len("\n")
     reserved = sum(size(text) + len("\n\n") for name, text in parts if not name)
     kept, missing = [], []

@@ -48,7 +48,7 @@ def claim_computed(result: Any, args: Iterable[Any], keywords: Mapping[str, Any]
 
 
 def any_on_device(args: Iterable[Any], keywords: Mapping[str, Any]) -> bool:
-    """Return True if any argument is or contains a device tensor."""
+    """Return True if an argument is a device tensor, or a list or tuple that holds one."""
     return any(map(on_device, tensors_in((*args, *keywords.values()))))
 
 

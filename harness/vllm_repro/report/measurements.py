@@ -173,12 +173,12 @@ def measurements(recording: Recording) -> MeasureReport | None:
     usual = next((arm for arm in by_life if arm in measured), "")
     baseline = str(started["loads"][0]["baseline"]) or usual
     rehearsal = started["evidence"] == Evidence.REHEARSAL
-    compared = (baseline, bug_arm) if len(versions) < 2 else ("", "")
+    references = (baseline, bug_arm) if len(versions) < 2 else ("", "")
     return MeasureReport(
         label="" if rehearsal else _label(recording, started, list(ended.values())),
         baseline=baseline,
         bug_arm=bug_arm,
-        speeds=tuple(_speeds(rounds, compared, names, started["seed"])),
+        speeds=tuple(_speeds(rounds, references, names, started["seed"])),
         alone={arm: convert(entry.fields, LoadBoot) for arm, entry in alone.items()},
         trials={trial: tuple(_trial_figures(rounds, trial)) for trial in sorted(alive)},
         counted=_round_counters(recording, ended, names),
@@ -340,13 +340,13 @@ def _trial_figures(rounds: _Rounds, trial: TrialId) -> Iterator[Figures]:
 
 
 def _speeds(
-    rounds: _Rounds, compared: tuple[str, str], arms: Sequence[str], seed: int
+    rounds: _Rounds, references: tuple[str, str], arms: Sequence[str], seed: int
 ) -> Iterator[ArmSpeed]:
     """Yield the speed of each arm at each load: by load, the baseline first, then as `arms`.
 
-    compared: the baseline, and the arm with the bug.
+    references: the baseline and the arm with the bug, to which each other arm is compared.
     """
-    baseline, _ = compared
+    baseline, _ = references
     points: defaultdict[Point, defaultdict[str, list[Sequence[Round]]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -359,7 +359,7 @@ def _speeds(
                 ratio(trials[arm], trials[reference], seed)
                 if reference in trials and arm != reference
                 else None
-                for reference in compared
+                for reference in references
             )
             yield ArmSpeed(
                 arm=arm,

@@ -169,10 +169,11 @@ async def _shielded(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
 
 
 async def _boot_and_work(trial: Trial, work: Work) -> None:
-    """Start the server, watch it, wait until it is ready, do the work, and wait for its log.
+    """Start the server, watch it, wait until it is ready, and do the work.
 
-    What was seen is in `trial.seen`. The server may still run when this returns. Raises
-    `ReproError` if the server cannot be started or watched.
+    After a death also record what an SDK client sees, and wait for the end of the log. What was
+    seen is in `trial.seen`. The server may still run when this returns. Raises `ReproError` if the
+    server cannot be started or watched.
     """
     waited = await asyncio.to_thread(await_free_memory, trial.gpus)
     if trial.gpus:

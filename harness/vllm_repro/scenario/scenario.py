@@ -582,9 +582,10 @@ class Scenario:
         )
 
     def command_with_dummy(self, arm: Arm) -> ServeCommand:
-        """Return the command of `arm` with the dummy model, whose changes an arm can override.
+        """Return the command of `arm` for the dummy model; it still names the reported model.
 
-        Raises `CommandError` if an edit does not fit.
+        The dummy's changes come first, then the arm's edits, or their `in_dummy` where they have
+        one. Raises `CommandError` if an edit does not fit.
         """
         changes = self.dummy.changes if self.dummy else ()
         return self._edited([*changes, *(edit.in_dummy or edit for edit in arm.edits)])

@@ -146,7 +146,7 @@ class Minimization(ReleaseSearchRecord, frozen=True, kw_only=True):
 
     @property
     def smallest(self) -> list[Unit]:
-        """Return the units of the smallest crashing set by now."""
+        """Return the units of the smallest crashing set by now; empty without a crash."""
         return [self.units[unit] for unit in self.plan.kept or ()]
 
     @property

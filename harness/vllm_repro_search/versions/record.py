@@ -97,8 +97,9 @@ class CrossedTrigger(msgspec.Struct, frozen=True):
 
 
 class DeathSignature(msgspec.Struct, frozen=True):
-    """Comparison of a death with the scenario's signature; None if the cause is unknown."""
+    """How a death matches the scenario's signature."""
 
+    # a word of `How`; None if the cause is unknown
     signature: str | None
 
 

@@ -173,7 +173,10 @@ class _Late(Future[Any]):
 
 
 def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
-    """Return a request's checked SamplingParams. Raise `Refused` if the frontend refuses them."""
+    """Return a request's SamplingParams. Raise `Refused` if the frontend refuses its grammar.
+
+    If a prefill server has its blocks, the executor's `places` get them.
+    """
     grammar, transfer = ask["grammar"], _transfer(engine, ask)
     params = SamplingParams(
         max_tokens=ask["answer"],
@@ -200,7 +203,10 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
 
 
 def _transfer(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `kv_transfer_params` of a request; empty for one of this engine alone."""
+    """Return the `kv_transfer_params` of a request; empty for one of this engine alone.
+
+    If a prefill server has its blocks, the executor's `places` get them.
+    """
     if ask["fetch"]:
         stored = engine.vllm_config.kv_transfer_config.kv_connector == "StoreConnector"
         return {"stored": True} if stored else _prefilled(engine, ask)
