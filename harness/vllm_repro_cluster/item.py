@@ -125,9 +125,9 @@ def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
     runs = root / RUNS / item.job.scenario.id
     child = None
     try:
-        for name, data in files.items():
+        for name, content in files.items():
             (runs / name).parent.mkdir(parents=True, exist_ok=True)
-            (runs / name).write_bytes(data)
+            (runs / name).write_bytes(content)
         with (root / OUTPUT).open("wb") as output:
             child = subprocess.Popen(
                 [sys.executable, "-P", "-m", "vllm_repro_cluster.item_process", str(root)],
@@ -142,7 +142,7 @@ def run_item(item: Item, files: Mapping[str, bytes]) -> Iterator[Chunk]:
         with contextlib.suppress(BrokenPipeError):  # its output shows why
             child.stdin.write(ray.cloudpickle.dumps(replace(item, address=address)))
             child.stdin.flush()
-        sent = {name: len(data) for name, data in files.items()}
+        sent = {name: len(content) for name, content in files.items()}
         ended = False
         while not ended:
             ended = child.poll() is not None

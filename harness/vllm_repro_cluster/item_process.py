@@ -72,10 +72,10 @@ def _run(item: Item, root: Path) -> None:
     if Path(item.folder).is_dir():  # so that a relative --model or --vllm means the same
         os.chdir(item.folder)
     patches = []
-    for number, (path, data) in enumerate(zip(item.job.options.patch, item.diffs, strict=True)):
+    for number, (path, diff) in enumerate(zip(item.job.options.patch, item.diffs, strict=True)):
         (root / f"{number}").mkdir()
         patches.append(root / f"{number}" / path.name)
-        patches[-1].write_bytes(data)
+        patches[-1].write_bytes(diff)
     job = replace(
         item.job, out=root / RUNS, options=replace(item.job.options, patch=tuple(patches))
     )

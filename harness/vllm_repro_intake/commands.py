@@ -192,9 +192,9 @@ def _with_file(commands: list[ReportedCommand]) -> list[ReportedCommand]:
     for each in users:
         stated = {positive(flag.name) for flag in each.command.flags}
         stated |= {"--model"} if each.command.model else set()
-        own = [flag for flag in each.command.flags if flag.name != "--config"]
-        own += [flag for flag in files[0].command.flags if positive(flag.name) not in stated]
-        command = replace(each.command, flags=tuple(own))
+        flags = [flag for flag in each.command.flags if flag.name != "--config"]
+        flags += [flag for flag in files[0].command.flags if positive(flag.name) not in stated]
+        command = replace(each.command, flags=tuple(flags))
         how = "the file of --config"
         merged.append(replace(each, command=command, words=files[0].words, how=how))
     return merged + [each for each in commands if each not in (*users, *files)]

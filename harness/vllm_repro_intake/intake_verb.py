@@ -157,19 +157,19 @@ def _read(name: str) -> tuple[str, str, str]:
         raise UsageError("no text is named", hint="name a file, or - to paste the text")
     try:
         if name == "-":
-            data = sys.stdin.buffer.read(_LARGEST + 1)
+            content = sys.stdin.buffer.read(_LARGEST + 1)
         else:
             with Path(name).open("rb") as file:
-                data = file.read(_LARGEST + 1)
+                content = file.read(_LARGEST + 1)
     except OSError as error:
         raise UsageError(
             f"cannot read {name}: {error.strerror}", hint="name a file, or - to paste the text"
         ) from error
-    if len(data) > _LARGEST:
+    if len(content) > _LARGEST:
         raise UsageError("the text is longer than 16 MiB", hint="keep a log's boot and its death")
     return (
-        data.decode(
-            "utf-16" if (data[:2] in (b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig", "replace"
+        content.decode(
+            "utf-16" if (content[:2] in (b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig", "replace"
         ),
         "",
         "",

@@ -147,7 +147,7 @@ def observe(kind: str, **values: object) -> None:
 
 def write_atomically(path: Path, content: Mapping[str, object]) -> None:
     """Write JSON atomically, so that a reader never sees an incomplete file."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(content, file, indent=1)
     Path(temporary).replace(path)

@@ -119,9 +119,9 @@ def as_json(history: History) -> dict[str, Any]:
 
     Throughput is in output tokens a second. A run is its folder, relative to that of all reports.
     """
-    data: dict[str, Any] = msgspec.to_builtins(history)
-    data["last_night"] = [run.id for run in history.last_night]
-    return {"schema": 3, "rehearsal": history.simulated, **data}
+    fields: dict[str, Any] = msgspec.to_builtins(history)
+    fields["last_night"] = [run.id for run in history.last_night]
+    return {"schema": 3, "rehearsal": history.simulated, **fields}
 
 
 def html_page(history: History, way: str, near: Mapping[str, str] | None = None) -> str:

@@ -294,7 +294,7 @@ def add_search(parser: argparse.ArgumentParser, *, example: str, prints: str, mo
         "scenario", nargs="?", metavar="SCENARIO", help="may be left out with --resume"
     )
     add_limits(parser)
-    add_server_options(parser, which=("server", "image", "vllm", "model", "weights"))
+    add_server_options(parser, names=("server", "image", "vllm", "model", "weights"))
     add_run_options(parser, arm="this arm instead of the first", trials=False)
 
 

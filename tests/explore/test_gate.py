@@ -312,7 +312,7 @@ def test_a_new_failure_is_shrunk_and_ends_the_gate() -> None:
 
     gating = gated(lambda _: result(), dies)
     (proof,) = gating.proofs.values()
-    assert [ask.prompt for ask in proof.found.shrunk.asks] == [41]
+    assert [ask.prompt for ask in proof.failure.shrunk.asks] == [41]
     assert proof.ran == gating.change.after
     assert proof.neighbours > 40
     assert gating.score.trials < 200

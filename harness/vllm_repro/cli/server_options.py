@@ -15,14 +15,14 @@ _ALL = ("server", "url", "image", "vllm", "model", "weights", "log", "patch")
 
 
 def add_server_options(
-    parser: argparse.ArgumentParser, which: Sequence[str] = _ALL, *, patch: str = ""
+    parser: argparse.ArgumentParser, names: Sequence[str] = _ALL, *, patch: str = ""
 ) -> None:
-    """Add the options about servers, such as `--vllm`, that `which` names.
+    """Add the options about servers in `names`, such as "vllm" for `--vllm`.
 
     patch: end of the help of `--patch`.
     """
     # Without --url nothing names the server that `attach` would use.
-    offered = kinds(lambda facts: facts.started or "url" in which)
+    offered = kinds(lambda facts: facts.started or "url" in names)
     texts = "; ".join(f"{kind}: {kind.facts.summary}" for kind in offered)
     options: dict[str, dict[str, Any]] = {
         "server": {
@@ -78,7 +78,7 @@ def add_server_options(
         },
     }
     group = parser.add_argument_group("server")
-    for name in which:
+    for name in names:
         group.add_argument(f"--{name}", **options[name])
 
 

@@ -42,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         default="serve",
         help="its form (default: serve)",
     )
-    add_server_options(parser, which=("image", "vllm", "model", "weights", "patch"))
+    add_server_options(parser, names=("image", "vllm", "model", "weights", "patch"))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -76,8 +76,8 @@ def json_of(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `TypeError` for a value of another type.
     """
-    data: dict[str, Any] = msgspec.to_builtins(fields, str_keys=True, enc_hook=_plain)
-    return data
+    plain: dict[str, Any] = msgspec.to_builtins(fields, str_keys=True, enc_hook=_plain)
+    return plain
 
 
 def _plain(value: Any) -> Any:
@@ -122,16 +122,16 @@ class Journal:
         """
         safe = self._redactor.deep(json_of(fields))
         line = json.dumps({"t": round(time.time(), 6), "event": event, **safe}, ensure_ascii=False)
-        data = line.encode("utf-8", "replace") + b"\n"
+        unwritten = line.encode("utf-8", "replace") + b"\n"
         with self._lock:
             if self._file < 0:
                 return
             if self._torn:
-                data = b"\n" + data  # keep the new line apart from the partial one
+                unwritten = b"\n" + unwritten  # keep the new line apart from the partial one
             try:
-                while data:  # a full disk may accept only a part
-                    data = data[os.write(self._file, data) :]
-                    self._torn = bool(data)
+                while unwritten:  # a full disk may accept only a part
+                    unwritten = unwritten[os.write(self._file, unwritten) :]
+                    self._torn = bool(unwritten)
                 if event in ("trial-ended", LAST_EVENT):
                     os.fsync(self._file)  # a power failure must not lose a boot that took minutes
                     if not os.fstat(self._file).st_nlink:

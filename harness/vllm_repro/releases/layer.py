@@ -172,18 +172,18 @@ def _install_lacking(
         installed: dict[str, str] = {}
         for package in distributions(path=[str(folder) for folder in path]):
             installed.setdefault(canonicalize_name(package.name), package.version)
-        lacking = [item for item in needed if _applies(item) and not _satisfied(item, installed)]
-        names = {canonicalize_name(item.name) for item in lacking} - tried
+        lacking = [need for need in needed if _applies(need) and not _satisfied(need, installed)]
+        names = {canonicalize_name(need.name) for need in lacking} - tried
         tried |= names
-        for item in (item for item in lacking if canonicalize_name(item.name) in names):
-            has = installed.get(canonicalize_name(item.name))
-            progress(f"its Python needs {item}" + (f", and the release has {has}" if has else ""))
+        for need in (need for need in lacking if canonicalize_name(need.name) in names):
+            has = installed.get(canonicalize_name(need.name))
+            progress(f"its Python needs {need}" + (f", and the release has {has}" if has else ""))
             try:
-                installer.install(python, [str(item)], progress, "--no-deps")
+                installer.install(python, [str(need)], progress, "--no-deps")
             except InfraError:
                 if has is None:
                     raise
-                progress(f"  the index has no such {item.name}: {has} is used")
+                progress(f"  the index has no such {need.name}: {has} is used")
         added = [
             package
             for package in distributions(path=[str(path[0])])
@@ -192,15 +192,15 @@ def _install_lacking(
         needed = [Requirement(line) for package in added for line in package.requires or ()]
 
 
-def _applies(item: Requirement) -> bool:
+def _applies(need: Requirement) -> bool:
     """Return True if a requirement holds on this platform and is not only for GPUs."""
-    name = canonicalize_name(item.name)
+    name = canonicalize_name(need.name)
     return not _GPU_ONLY.fullmatch(name) and (
-        item.marker is None or item.marker.evaluate({"extra": ""})
+        need.marker is None or need.marker.evaluate({"extra": ""})
     )
 
 
-def _satisfied(item: Requirement, installed: dict[str, str]) -> bool:
+def _satisfied(need: Requirement, installed: dict[str, str]) -> bool:
     """Return True if `installed`, {package: version}, meets a requirement."""
-    version = installed.get(canonicalize_name(item.name))
-    return version is not None and item.specifier.contains(version, prereleases=True)
+    version = installed.get(canonicalize_name(need.name))
+    return version is not None and need.specifier.contains(version, prereleases=True)

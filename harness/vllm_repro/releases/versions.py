@@ -73,13 +73,13 @@ def needs_of(version: str, requires: Iterable[str]) -> Needs:
 
     requirements = [Requirement(line) for line in (*requires, *_UNDECLARED.get(version, ()))]
     requirements = [
-        item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})
+        need for need in requirements if need.marker is None or need.marker.evaluate({"extra": ""})
     ]
     pins = [
         Version(pin.version).public
-        for item in requirements
-        if canonicalize_name(item.name) == "torch"
-        for pin in item.specifier
+        for need in requirements
+        if canonicalize_name(need.name) == "torch"
+        for pin in need.specifier
         if pin.operator == "==" and not pin.version.endswith(".*")
     ]
     if not pins:
@@ -88,6 +88,6 @@ def needs_of(version: str, requires: Iterable[str]) -> Needs:
             hint="Try another release.",
         )
     others = (
-        str(item) for item in requirements if canonicalize_name(item.name) not in _NOT_INSTALLED
+        str(need) for need in requirements if canonicalize_name(need.name) not in _NOT_INSTALLED
     )
     return Needs(pins[-1], tuple(sorted(set(others))))

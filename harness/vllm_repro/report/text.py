@@ -154,8 +154,8 @@ def shorten(text: str, limit: int) -> str:
     room = limit - size(_gap(size(text)))
     if room < _LEAST:
         return ""
-    data = text.encode("utf-8", "replace")
-    start, end = data[: room // 2], data[len(data) - room // 2 :]
+    encoded = text.encode("utf-8", "replace")
+    start, end = encoded[: room // 2], encoded[len(encoded) - room // 2 :]
     return (
         f"{start.decode('utf-8', 'ignore')}{_gap(size(text) - room)}{end.decode('utf-8', 'ignore')}"
     )

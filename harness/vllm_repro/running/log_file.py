@@ -31,9 +31,9 @@ async def follow(path: Path) -> AsyncIterator[tuple[str, float]]:
         size = _size(path) - offset
         if size > 0:
             read = asyncio.to_thread(_read, path, offset) if size > _MOST_BYTES_HERE else None
-            data, written = await read if read is not None else _read(path, offset)
-            offset += len(data)
-            *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
+            chunk, written = await read if read is not None else _read(path, offset)
+            offset += len(chunk)
+            *lines, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
             rest = rest[:_LONGEST_LINE]
             if not lines:
                 yield "", written

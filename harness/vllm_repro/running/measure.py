@@ -370,13 +370,13 @@ class TrialMeasurer:
         """
         answers: list[Answer] = []
 
-        async def one(request: Awaitable[Answer]) -> None:
+        async def add_answer(request: Awaitable[Answer]) -> None:
             answers.append(await request)
 
         try:
             async with check or contextlib.nullcontext():
                 await self.runner.unless_over(
-                    [asyncio.create_task(one(request)) for request in requests]
+                    [asyncio.create_task(add_answer(request)) for request in requests]
                 )
         finally:
             self._write_unrecorded()

@@ -278,8 +278,8 @@ def signals_later() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def signals_to(handle: Callable[[signal.Signals], object]) -> Iterator[None]:
-    """Call `handle` for each signal during the block, if this is the main thread.
+def signals_to(on_signal: Callable[[signal.Signals], object]) -> Iterator[None]:
+    """Call `on_signal` for each signal during the block, if this is the main thread.
 
     In another thread, leave the signals to the caller.
     """
@@ -291,7 +291,7 @@ def signals_to(handle: Callable[[signal.Signals], object]) -> Iterator[None]:
         for number, handler in before.items():
             # Keep ignored signals ignored: with nohup the run must outlive its terminal.
             if handler is not signal.SIG_IGN or number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda number, _: handle(signal.Signals(number)))
+                signal.signal(number, lambda number, _: on_signal(signal.Signals(number)))
         yield
     finally:
         for number, handler in before.items():

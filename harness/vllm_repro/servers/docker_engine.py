@@ -81,14 +81,14 @@ def connect(environment: Mapping[str, str] | None = None) -> Engine:
     host = variables.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
     def refusal(error: Exception) -> InfraError:
-        do = (
+        remedy = (
             "Join the group docker and log in again"
             if isinstance(error, PermissionError)
             else "Start Docker"
         )
         where = "" if variables.get("DOCKER_HOST") else ", or set DOCKER_HOST"
         return InfraError(
-            f"no Docker Engine answers at {host}: {_reason(error)}", hint=f"{do}{where}."
+            f"no Docker Engine answers at {host}: {_reason(error)}", hint=f"{remedy}{where}."
         )
 
     try:

@@ -112,6 +112,6 @@ KINDS: Mapping[ServerKind, KindFacts] = {
 }
 
 
-def kinds(which: Callable[[KindFacts], bool] = lambda _: True) -> list[ServerKind]:
-    """Return the kinds whose facts satisfy `which`, in the order of preference."""
-    return [kind for kind in ServerKind if which(kind.facts)]
+def kinds(condition: Callable[[KindFacts], bool] = lambda _: True) -> list[ServerKind]:
+    """Return the kinds whose facts satisfy `condition`, in the order of preference."""
+    return [kind for kind in ServerKind if condition(kind.facts)]

@@ -244,13 +244,13 @@ def _sides(hunk: Hunk) -> tuple[list[Line], list[Line]]:
     )
 
 
-def _nearest(lines: Sequence[str], wanted: Sequence[str], at: int) -> int | None:
-    """Return the index nearest to `at` where `lines` has the lines `wanted`; None if nowhere.
+def _nearest(lines: Sequence[str], passage: Sequence[str], at: int) -> int | None:
+    """Return the index nearest to `at` where `lines` has the lines `passage`; None if nowhere.
 
     Blanks at the end of a line do not count.
     """
-    starts = range(len(lines) - len(wanted) + 1)
-    stripped, sought = [line.rstrip() for line in lines], [line.rstrip() for line in wanted]
+    starts = range(len(lines) - len(passage) + 1)
+    stripped, sought = [line.rstrip() for line in lines], [line.rstrip() for line in passage]
     places = [start for start in starts if stripped[start : start + len(sought)] == sought]
     return min(places, key=lambda start: abs(start - at), default=None)
 

@@ -42,10 +42,10 @@ def read_map(version: str) -> ShareMap:
     """
     maps = {file.stem: file for file in _MAPS.glob("*.json")}
     try:
-        wanted = Version(version.partition("+")[0])
+        release = Version(version.partition("+")[0])
     except InvalidVersion:
         return {}
-    older = [name for name in maps if Version(name) <= wanted] or list(maps)
+    older = [name for name in maps if Version(name) <= release] or list(maps)
     if not older:
         return {}
     recorded = json.loads(maps[max(older, key=Version)].read_text(encoding="utf-8"))

@@ -141,7 +141,7 @@ class Score:
             self.reached += 1
             self.origins[drawn.origin] += 1
         worst, now = base.worst, worst_of(changed)
-        self.in_base |= {key_of(one, drawn.case) for one in base.findings}
+        self.in_base |= {key_of(finding, drawn.case) for finding in base.findings}
         if worst is None and now is None:
             if base.steps and changed.steps:
                 self.costs.append((base.steps, base.vllm_us, changed.steps, changed.vllm_us))
@@ -191,7 +191,7 @@ class Score:
             pairs = [(before[place], after[place]) for before, after in self.choices]
             less = sum(after < before for before, after in pairs)
             more = sum(after > before for before, after in pairs)
-            was, now = sum(one for one, _ in pairs), sum(one for _, one in pairs)
+            was, now = sum(before for before, _ in pairs), sum(after for _, after in pairs)
             if was != now and min(_chance(less, more), _chance(more, less)) < _SURE:
                 texts.append(
                     f"{now:,} {name} in place of {was:,}: fewer in {less}, more in {more} of"

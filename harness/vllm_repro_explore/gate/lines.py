@@ -63,12 +63,12 @@ def _stripped(lines: Sequence[str]) -> list[str]:
 def places_at(file: str, text: str, lines: set[int]) -> list[Place]:
     """Return the innermost statement at each of the lines, in order, without repetition."""
     statements = sorted(
-        _statements(ast.parse(text).body, "", True), key=lambda found: (found[0], -found[1])
+        _statements(ast.parse(text).body, "", True), key=lambda span: (span[0], -span[1])
     )
     innermost: dict[int, Place] = {}
     for first, last, line, function, at_import in statements:
         place = Place(file=file, line=line, function=function, at_import=at_import)
-        innermost |= {one: place for one in range(first, last + 1) if one in lines}
+        innermost |= {number: place for number in range(first, last + 1) if number in lines}
     return sorted(set(innermost.values()), key=lambda place: place.line)
 
 
@@ -108,8 +108,8 @@ def _statements(
         if isinstance(node, _SCOPES):
             name = f"{function}.{node.name}" if function else node.name
             inner_import = at_import and isinstance(node, ast.ClassDef)
-            inner = [one for one in node.body if not _is_docstring(one)] or node.body
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            inner = [part for part in node.body if not _is_docstring(part)] or node.body
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             yield first, last, inner[0].lineno, name, inner_import
             yield from _statements(node.body, name, inner_import)
             continue

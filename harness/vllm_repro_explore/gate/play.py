@@ -54,7 +54,7 @@ class Player:
 class Proof:
     """A new failure: its smallest case, and what changed code ran in it."""
 
-    found: Found
+    failure: Found
     drawn: Drawn
     # changed statements that ran in the smallest case; if none did, those of the base
     ran: Sequence[Place]
@@ -283,13 +283,13 @@ class Gating:
             return None
         runner = player.changed.play(shrunk.case, worker="runner")
         worst = worst_of(last) or new
-        found = Found(
+        failure = Found(
             finding=worst,
             seed=drawn.seed,
             case=drawn.case,
             shrunk=shrunk.case,
             tried=shrunk.tried,
-            others=tuple(one for one in last.findings if one != worst),
+            others=tuple(finding for finding in last.findings if finding != worst),
             times=self.score.pairs[key].new,
             runner=runner,
         )
@@ -297,7 +297,7 @@ class Gating:
         ran = [change.after[number] for number in sorted(last.reached)]
         ran = [place for place in ran if not place.at_import] or ran
         ran = ran or [change.before[number] for number in sorted(in_base)]
-        return Proof(found=found, drawn=drawn, ran=ran, neighbours=clean + near)
+        return Proof(failure=failure, drawn=drawn, ran=ran, neighbours=clean + near)
 
     def _neighbours(self, player: Player, case: Case, key: Key, rng: Random) -> int | None:
         """Play 40 cases near one on the base; return how many did not fail with `key`.
@@ -310,7 +310,7 @@ class Gating:
         for _ in range(_NEIGHBOURS):
             near = vary(case, rng)
             result = player.base.play(near)
-            if any(key_of(one, near) == key for one in result.findings):
+            if any(key_of(finding, near) == key for finding in result.findings):
                 with self._lock:
                     self.shared.add(key)
                     self.score.in_base.add(key)
@@ -320,5 +320,5 @@ class Gating:
 
 
 def with_times(proof: Proof, times: int) -> Proof:
-    """Return the proof with `found.times`, the number of cases that show it, set to `times`."""
-    return replace(proof, found=replace(proof.found, times=times))
+    """Return the proof with `failure.times`, the number of cases that show it, set to `times`."""
+    return replace(proof, failure=replace(proof.failure, times=times))

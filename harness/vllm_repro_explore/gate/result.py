@@ -136,7 +136,7 @@ class GateResult:
             case Answer.BREAKS if self.broken:
                 return self.unfit
             case Answer.BREAKS:
-                return f"{self.proofs[0].found.finding}"
+                return f"{self.proofs[0].failure.finding}"
             case Answer.FIXES:
                 return "; ".join(self._ended(key) for key in score.fixed)
             case Answer.NO_DIFFERENCE if self.change and self.change.only_words:
@@ -167,7 +167,7 @@ class GateResult:
     @property
     def known_failures(self) -> list[tuple[str, str]]:
         """Return (failure, counts) of those that stay, or that come up in cases the base passes."""
-        proven = {key_of(proof.found.finding, proof.drawn.case) for proof in self.proofs}
+        proven = {key_of(proof.failure.finding, proof.drawn.case) for proof in self.proofs}
         return [
             (f"{kind}: {site}" + (f" ({where})" if where else ""), counts_text(pairs))
             for (kind, site, where), pairs in self.score.pairs.items()
@@ -255,10 +255,10 @@ def as_json(result: GateResult) -> dict[str, Any]:
         ],
         "not_played": dict(result.change.unplayed) if result.change else {},
         "new_failures": [
-            proof.found.as_json()
+            proof.failure.as_json()
             | {
                 "origin": proof.drawn.origin,
-                "line": proof.found.finding.place or None,
+                "line": proof.failure.finding.place or None,
                 "changed_lines": [f"{place.file}:{place.line}" for place in proof.ran],
                 "base_passes_near": proof.neighbours,
                 "test": test,

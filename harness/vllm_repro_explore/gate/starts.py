@@ -62,8 +62,8 @@ def starts_near(name: str) -> list[Start]:
         ) from error
     starts = [Start(name=scenario.id, draw=partial(draw_for, setup))]
     with suppress(UsageError):
-        own = case_from(scenario, arm)
-        starts.append(Start(name=f"{scenario.id}, its own workload", draw=partial(_same, own)))
+        case = case_from(scenario, arm)
+        starts.append(Start(name=f"{scenario.id}, its own workload", draw=partial(_same, case)))
     return starts
 
 

@@ -203,7 +203,7 @@ class _Gate:
             change=self.change,
             named=self.arguments.fixes or "",
             score=score,
-            proofs=sorted(proofs, key=lambda proof: proof.found.finding.rank),
+            proofs=sorted(proofs, key=lambda proof: proof.failure.finding.rank),
         )
 
 
@@ -252,10 +252,10 @@ def _write(result: GateResult, folder: Path, arguments: argparse.Namespace) -> N
     lines: list[str] = []
     tests: list[str | None] = []
     for number_, proof in enumerate(result.proofs, 1):
-        lines.append(json.dumps(proof.found.as_json()))
+        lines.append(json.dumps(proof.failure.as_json()))
         path = folder / f"test_gate_{number_}.py"
         try:
-            put(path, finding_test(proof.found.as_json(), result.version))
+            put(path, finding_test(proof.failure.as_json(), result.version))
         except UsageError:
             tests.append(None)
         else:

@@ -105,7 +105,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         ),
     )
     add_limits(parser)
-    add_server_options(parser, which=("server", "model", "weights"))
+    add_server_options(parser, names=("server", "model", "weights"))
     parser.add_argument(
         "--image",
         metavar="I",

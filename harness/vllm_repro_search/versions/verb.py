@@ -84,7 +84,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add_server_options(
         parser,
-        which=("server", "model", "weights", "patch"),
+        names=("server", "model", "weights", "patch"),
         patch="; each one given is an arm beside the release as it is",
     )
     parser.add_argument(

@@ -348,9 +348,9 @@ def _copy_functions() -> dict[str, Any]:
     vLLM's own copies run in Triton's interpreter.
     """
     interpreter.install()
-    utils: Any = importlib.reload(importlib.import_module("vllm.v1.worker.mamba_utils"))
-    if hasattr(utils, "_TEMPORAL_TILES"):
-        utils._TEMPORAL_TILES = 1  # copies of one block, each in one piece
+    mamba_utils: Any = importlib.reload(importlib.import_module("vllm.v1.worker.mamba_utils"))
+    if hasattr(mamba_utils, "_TEMPORAL_TILES"):
+        mamba_utils._TEMPORAL_TILES = 1  # copies of one block, each in one piece
     copy = importlib.import_module(
         "vllm.model_executor.layers.mamba.mamba_utils"
     ).get_temporal_copy_spec

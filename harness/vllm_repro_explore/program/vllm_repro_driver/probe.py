@@ -91,7 +91,7 @@ class _Counting(ast.NodeTransformer):
         for name in ("body", "orelse", "finalbody"):
             body = getattr(node, name, None)
             if isinstance(body, list):
-                setattr(node, name, [counted for one in body for counted in self._counted(one)])
+                setattr(node, name, [part for child in body for part in self._counted(child)])
         return node
 
     def _counted(self, statement: ast.AST) -> list[ast.AST]:
