@@ -405,7 +405,7 @@ OF_WORKER = replace(GAVE_UP, process="Worker_TP0")
     ("known", "printed"),
     [
         ([CUT, chain(in_worker(QUOTED), OF_WORKER)], 1),
-        ([chain(replace(CUT, exception="Again"), replace(CUT, exception="KeyError"))], 0),
+        ([chain(CUT, replace(GAVE_UP, headline=FATAL))], 0),
         ([EMPTY, chain(MEMORY, OF_WORKER)], 1),
         ([AFTER], 0),
     ],

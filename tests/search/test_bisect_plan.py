@@ -228,6 +228,7 @@ def test_equally_probable_points_are_left_together() -> None:
     search = BisectionPlan(size=42).after(BootResult(41, BAD)).after(BootResult(0, GOOD))
     assert (search.answer().left, search.boots_left()) == (tuple(range(1, 42)), 6)
     assert replace(search, rate=0.5).boots_left() == 17, "a boot tells at most 0.32 bits"
+    assert after(BisectionPlan(size=3), (2, BAD), (0, GOOD)).boots_left() == 1
 
 
 def test_the_probability_of_each_change_point() -> None:
