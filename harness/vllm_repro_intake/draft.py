@@ -63,9 +63,16 @@ _VARIABLES = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\([^)]*\)|\{[A-Za-z_][^{}'\"]*\
 _CHUNKS = re.compile(r"(?i)chunk|prefill|continuation")
 _FIELD_IN_PROSE = re.compile(r"[\"'`](?!max_tokens)([a-z]\w*)[\"']? ?[:=] ?(?:\d|true|false)")
 _UNSET = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(\([^()]+\)\)|\A<[\w .-]{1,40}>\Z")
+_FILE = re.compile(
+    r"(?<![^\s=\"])(?<!served-model-name[ =])(?<!root-path[ =])(?<!-dir[ =])(?<!media-path[ =])"
+    r"(?<!--model[ =])"
+    r"(?:~|\.{1,2})?/[\w.-][\w./-]*(?=[\s\"]|\Z)"
+)
+_FILE_OF_BODY = re.compile(r"(?:path': '|file://)((?:~|\.{1,2})?/[^\s'\"]+)")
 _IDS = re.compile(
     r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
 )
+_FAILED = re.compile(r"\b500\b|Internal Server Error")
 _NAMED_FUNCTION = re.compile(r"\b[\w/]+\.py:(?:\d+:)?([A-Za-z_]\w+)\b")
 _SIZES = {
     16: "T4, RTX 5080",
@@ -248,6 +255,8 @@ def _put_command(
                 made.guess(f"{flag.name} is not a flag of this release", words)
             for name in _UNSET.findall(flag.text or ""):
                 made.gap(f"the value of {name} is not stated")
+            for file in _FILE.findall(words):
+                made.gap(f"{file} is on the reporter's machine: name a file of yours")
             kept.append(flag)
     for name in _UNSET.findall(command.model_argument or ""):
         made.gap(f"the value of {name} is not stated")
@@ -323,9 +332,9 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
     lacks = "a GPU" if count else "the model's weights"
     made.file.comment(f"Without {lacks}, replace the line above by the next one, then:")
     made.file.comment("vllm-repro run FILE --server process --weights dummy --vllm RELEASE")
-    sizes = {"layers": 2, "why": "no weights are needed"}
-    sizes |= {} if stated_shape else {"heads": 4, "kv_heads": 2, "head_dim": 64}
-    made.file.comment(f"needs=Needs(), dummy={made.file.call('Dummy', **sizes).text},")
+    shape = {} if stated_shape else {"heads": 4, "kv_heads": 2, "head_dim": 64}
+    dummy = made.file.call("Dummy", layers=2, why="no weights are needed", **shape)
+    made.file.comment(f"needs=Needs(), dummy={dummy.text},")
 
 
 def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
@@ -379,6 +388,8 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                 made.gap(f"request {at}: its body was not read: “{request.words}”")
             for written in () if alike else dict.fromkeys(_VARIABLES.findall(str(request.body))):
                 made.gap(f"request {at}: {written} stands for a value that was not read")
+            for file in () if alike else _FILE_OF_BODY.findall(str(request.body)):
+                made.gap(f"request {at}: {file} is on the reporter's machine: name a file of yours")
             names = (command.get("--served-model-name") or "").split()
             if (
                 not alike
@@ -431,8 +442,9 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                     made.gap(f"request {at}: the field {name} of this sentence is not in it")
                 made.guess(f"request {at}: {request.tokens:,} tokens", request.words)
             word = "completion" if request.path == "/v1/completions" else "chat"
-            size = {"prompt": request.tokens, "max_tokens": answer}
-            step = made.file.call(word, **size, stream=False, name=f"request {at}")
+            step = made.file.call(
+                word, prompt=request.tokens, max_tokens=answer, stream=False, name=f"request {at}"
+            )
             sizes.append(request.tokens)
         if request.beside and steps:
             steps[-1].append(step)
@@ -576,6 +588,8 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
         made.guess(f"the reported arm {symptom}, by the words of the text", facts.symptom.words)
     elif not facts.diagnosis.died:
         made.gap("no sentence that was read says what the engine does: dies stands for it")
+    if symptom == "errs" and not _FAILED.search(facts.symptom.words):
+        made.gap("only a failed request counts as wrong: output=checks(…) compares answers")
     arms = [made.file.call("arm", "reported", made.file.word(symptom))]
     names = {"reported"}
     for tried in facts.tried:
