@@ -291,18 +291,22 @@ def _curls(lines: Sequence[str]) -> Iterator[tuple[str, list[str], int]]:
             text = "\n".join(lines[at:end]).strip(" `")
             with contextlib.suppress(CommandError):
                 if len(text) <= LONGEST and not text.endswith("\\"):
-                    for words in split_commands(text):
-                        if any(word.text == "curl" for word in words[:3]):
-                            before = "\n".join([*lines[:at], text.partition("curl")[0]])
-                            loop = _LOOP.search(re.split(r"(?m)(?:^|[;&])\s*done\b", before)[-1])
-                            turns = loop and (loop[1] or loop[2] or len(loop[3].split()))
-                            typed, after = _heredoc(text, lines[end:])
-                            end += after
-                            yield (
-                                text,
-                                [typed if word.text == "@-" else word.text for word in words],
-                                min(int(turns or 1), _MOST),
-                            )
+                    sent = (
+                        words
+                        for words in split_commands(text)
+                        if any(word.text == "curl" for word in words[:3])
+                    )
+                    for number, words in enumerate(sent, 1):
+                        before = "\n".join([*lines[:at], *text.split("curl")[:number]])
+                        loop = _LOOP.search(re.split(r"(?m)(?:^|[;&])\s*done\b", before)[-1])
+                        turns = loop and (loop[1] or loop[2] or len(loop[3].split()))
+                        typed, after = _heredoc(text, lines[end:])
+                        end += after
+                        yield (
+                            text,
+                            [typed if word.text == "@-" else word.text for word in words],
+                            min(int(turns or 1), _MOST),
+                        )
                     break
             end += 1
         else:

@@ -185,6 +185,16 @@ FORMS = {
             "request 3",
             "request 4",
         ),
+        (
+            f"{RUN}\nfor i in 1 2; do curl {URL} -d '{BODY}'; done; curl {URL} -d '{BODY}'",
+            "request 3",
+            "request 4",
+        ),
+        (
+            f"{RUN}\nfor i in 1 2; do curl {URL} -d '{BODY}' & curl {URL} -d '{BODY}' & done",
+            "request 4",
+            "request 5",
+        ),
         # other methods of Python clients, and bodies of several parts
         (
             f"{RUN}\nhttpx.stream('POST', '{URL}', json={BODY})",
