@@ -101,6 +101,11 @@ _SHAPE = {
     "max_position": "max_position_embeddings",
 }
 """Arguments of `Model`, with the names of config.json."""
+_REFUSED = re.compile(
+    r"--(?:(?:tensor|pipeline|data|prefill-context|decode-context)-parallel-size|quantization"
+    r"|kv-cache-dtype|attention-backend|enable-expert-parallel|all2all-backend|moe-backend)"
+)
+"""Flags that a CPU or a tiny model refuses."""
 _PROMPT, _ANSWER, _SPREAD = 100, 8, 8
 """Tokens of a prompt and an answer of unknown length, and requests of a range, as placeholders."""
 _MOST_MESSAGE = 160
@@ -238,18 +243,17 @@ def _put_command(
     kept = []
     for flag in command.flags:
         words, base = " ".join(flag.words()), positive(flag.name.partition(".")[0])
-        known = base in KNOWN
         if is_secret_name(flag.name):
             made.guess(f"left out: {flag.name}, which holds a secret", "")
         elif mistakes := flag_mistakes([flag]):
             made.guess(f"left out: {mistakes[0]}", words)
-        elif not (known or flag.values) and any(name.startswith(base) for name in KNOWN):
+        elif base not in KNOWN and not flag.values and any(name.startswith(base) for name in KNOWN):
             made.guess(
                 "left out, as its line seems to be cut off: compare all flags with the text",
                 flag.name,
             )
         else:
-            if known_flags is None and not known:
+            if known_flags is None and base not in KNOWN:
                 made.guess(f"{flag.name} is in none of the releases known here", words)
             elif known_flags is not None and not {base, f"--no-{base[2:]}"} & {*known_flags}:
                 made.guess(f"{flag.name} is not a flag of this release", words)
@@ -332,8 +336,18 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
     lacks = "a GPU" if count else "the model's weights"
     made.file.comment(f"Without {lacks}, replace the line above by the next one, then:")
     made.file.comment("vllm-repro run FILE --server process --weights dummy --vllm RELEASE")
-    shape = {} if stated_shape else {"heads": 4, "kv_heads": 2, "head_dim": 64}
-    dummy = made.file.call("Dummy", layers=2, why="no weights are needed", **shape)
+    changes = [
+        made.file.call("without", flag.name, why="a CPU refuses it")
+        for flag in command.flags
+        if _REFUSED.fullmatch(flag.name)
+    ]
+    dummy = made.file.call(
+        "Dummy",
+        layers=2,
+        why="no weights are needed",
+        **({} if stated_shape else {"heads": 4, "kv_heads": 2, "head_dim": 64}),
+        **({"changes": changes} if changes else {}),
+    )
     made.file.comment(f"needs=Needs(), dummy={dummy.text},")
 
 

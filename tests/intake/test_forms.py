@@ -365,7 +365,7 @@ PROSE = {
         ("A100 machine with 64 GB of RAM", "reported on A100:", "gpu_memory_gb"),
         ("nvidia rtx4090 x8", "8 x nvidia rtx4090", ""),
         ("4090(24gb) * 2", "2 x 4090", ""),
-        ("GPU: none, a CPU build", "Needs(gpus=0);Dummy(", "no GPU was read"),
+        ("GPU: none, a CPU build", "Needs(gpus=0);Dummy(", "changes="),
         ("There is no GPU.", "Needs(gpus=0)", "no GPU was read"),
         ("No GPU memory is left.", "no GPU was read", "Needs(gpus=0)"),
         ("H100, and a CPU-only router", "reported on H100", "Needs(gpus=0)"),
@@ -385,6 +385,10 @@ WHOLE = [
         "\n          --seed 1",
     ),
     ("### It dies\n\n`vllm serve a/b1 --seed 1`", 'title="It dies"', ""),
+    # what a CPU refuses
+    ("vllm serve a/b --tensor-parallel-size=2", 'without("-tp", why="a CPU refuses it")', ""),
+    ("vllm serve a/b -dp 2 --seed 1", 'changes=[without("--data-parallel-size", why=', "-tp"),
+    ("vllm serve a/b --quantization fp8", 'changes=[without("--quantization", why=', ""),
     # what is without an effect in the command, and what is not in it
     (
         "vllm serve a/b --enable-prefix-caching\n\n`--no-enable-prefix-caching` makes both equal.",
