@@ -248,8 +248,13 @@ class Reading:
     @property
     def requests(self) -> str:
         """Return words for the last counts of requests, running and waiting."""
-        last = self.pages[-1] if self.pages else MetricsReading()
-        return f"{last.running:g} requests running, {last.waiting:g} waiting"
+        return next(
+            (
+                f"{page.running:g} requests running, {page.waiting:g} waiting"
+                for page in self.pages[-1:]
+            ),
+            "requests not counted",
+        )
 
     @property
     def open(self) -> bool:
@@ -467,7 +472,14 @@ def _idle(reading: Reading) -> Iterator[Finding]:
     asleep = sum(page.asleep for page in reading.pages[-1:])
     if not (reading.pages or engines) or not all(engine.asleep for engine in engines):
         return
-    if any(not engine.main and engine.waits_in not in ("", *_QUEUE) for engine in engines):
+    if not reading.processes and not asleep:
+        # a request of which no step has ended yet is not counted
+        yield _unknown(
+            f"the counters show nothing to do ({reading.requests}), but they change only at the end"
+            " of a step",
+            "if a client waits, name a process with --pid on its host or in its container",
+        )
+    elif any(not engine.main and engine.waits_in not in ("", *_QUEUE) for engine in engines):
         yield _unknown("EngineCore sleeps, perhaps within a step: its stack would tell")
     elif reading.clients > reading.unread and not asleep:
         yield _unknown(
@@ -552,11 +564,10 @@ def _sleeping(reading: Reading) -> Iterator[Finding]:
         return
     engine = engines[0]
     stuck = [worker for worker in workers if not worker.always_in(_WAITING_FOR_WORKERS)]
-    running = any(page.running for page in reading.pages[-1:])
     if engine.main:
         of_worker = engine.always_in(_WAITING_FOR_WORKERS) or engine.always_at(_OF_WORKERS)
     else:
-        of_worker = bool(workers) and running
+        of_worker = bool(workers) and any(page.running for page in reading.pages[-1:])
     at = (engine, *(stuck or workers)) if of_worker else (engine,)
     what = "a step does not end" if of_worker else "it schedules nothing"
     yield Finding(

@@ -192,11 +192,14 @@ def _with_file(commands: list[ReportedCommand]) -> list[ReportedCommand]:
     for each in users:
         stated = {positive(flag.name) for flag in each.command.flags}
         stated |= {"--model"} if each.command.model else set()
-        flags = [flag for flag in each.command.flags if flag.name != "--config"]
-        flags += [flag for flag in files[0].command.flags if positive(flag.name) not in stated]
-        command = replace(each.command, flags=tuple(flags))
-        how = "the file of --config"
-        merged.append(replace(each, command=command, words=files[0].words, how=how))
+        flags = (
+            *(flag for flag in each.command.flags if flag.name != "--config"),
+            *(flag for flag in files[0].command.flags if positive(flag.name) not in stated),
+        )
+        command = replace(each.command, flags=flags)
+        merged.append(
+            replace(each, command=command, words=files[0].words, how="the file of --config")
+        )
     return merged + [each for each in commands if each not in (*users, *files)]
 
 
@@ -626,7 +629,7 @@ def calls(
         literals: dict[str, Any] = {}
         unread: list[str] = []
         for key, value in (
-            *[("model", value) for value in tree.args[:1]],
+            *[("model", value) for value in tree.args if ast.unparse(value) != "'POST'"][:1],
             *((word.arg or "**", word.value) for word in tree.keywords),
         ):
             try:
@@ -668,11 +671,17 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
                 for part in parts
             )
         case ast.Dict(keys=keys, values=values):
-            return {
-                _value(key, names): _value(item, names)
+            return dict(
+                pair
                 for key, item in zip(keys, values, strict=True)
-                if key
-            }
+                for pair in (
+                    [(_value(key, names), _value(item, names))]
+                    if key
+                    else dict(_value(item, names)).items()
+                )
+            )
+        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
+            return {**_value(left, names), **_value(right, names)}
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(item, names) for item in items]
         case ast.BinOp(op=ast.Mult(), left=left, right=ast.Constant(value=int(count))):

@@ -63,9 +63,16 @@ _VARIABLES = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\([^)]*\)|\{[A-Za-z_][^{}'\"]*\
 _CHUNKS = re.compile(r"(?i)chunk|prefill|continuation")
 _FIELD_IN_PROSE = re.compile(r"[\"'`](?!max_tokens)([a-z]\w*)[\"']? ?[:=] ?(?:\d|true|false)")
 _UNSET = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(\([^()]+\)\)|\A<[\w .-]{1,40}>\Z")
+_FILE = re.compile(
+    r"(?<![^\s=\"])(?<!served-model-name[ =])(?<!root-path[ =])(?<!-dir[ =])(?<!media-path[ =])"
+    r"(?<!--model[ =])"
+    r"(?:~|\.{1,2})?/[\w.-][\w./-]*(?=[\s\"]|\Z)"
+)
+_FILE_OF_BODY = re.compile(r"(?:path': '|file://)((?:~|\.{1,2})?/[^\s'\"]+)")
 _IDS = re.compile(
     r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
 )
+_FAILED = re.compile(r"\b500\b|Internal Server Error")
 _NAMED_FUNCTION = re.compile(r"\b[\w/]+\.py:(?:\d+:)?([A-Za-z_]\w+)\b")
 _SIZES = {
     16: "T4, RTX 5080",
@@ -94,6 +101,11 @@ _SHAPE = {
     "max_position": "max_position_embeddings",
 }
 """Arguments of `Model`, with the names of config.json."""
+_REFUSED = re.compile(
+    r"--(?:(?:tensor|pipeline|data|prefill-context|decode-context)-parallel-size|quantization"
+    r"|kv-cache-dtype|attention-backend|enable-expert-parallel|all2all-backend|moe-backend)"
+)
+"""Flags that a CPU or a tiny model refuses."""
 _PROMPT, _ANSWER, _SPREAD = 100, 8, 8
 """Tokens of a prompt and an answer of unknown length, and requests of a range, as placeholders."""
 _MOST_MESSAGE = 160
@@ -234,23 +246,24 @@ def _put_command(
     kept = []
     for flag in command.flags:
         words, base = " ".join(flag.words()), positive(flag.name.partition(".")[0])
-        known = base in KNOWN
         if is_secret_name(flag.name):
             made.guess(f"left out: {flag.name}, which holds a secret", "")
         elif mistakes := flag_mistakes([flag]):
             made.guess(f"left out: {mistakes[0]}", words)
-        elif not (known or flag.values) and any(name.startswith(base) for name in KNOWN):
+        elif base not in KNOWN and not flag.values and any(name.startswith(base) for name in KNOWN):
             made.guess(
                 "left out, as its line seems to be cut off: compare all flags with the text",
                 flag.name,
             )
         else:
-            if known_flags is None and not known:
+            if known_flags is None and base not in KNOWN:
                 made.guess(f"{flag.name} is in none of the releases known here", words)
             elif known_flags is not None and not {base, f"--no-{base[2:]}"} & {*known_flags}:
                 made.guess(f"{flag.name} is not a flag of this release", words)
             for name in _UNSET.findall(flag.text or ""):
                 made.gap(f"the value of {name} is not stated")
+            for file in _FILE.findall(words):
+                made.gap(f"{file} is on the reporter's machine: name a file of yours")
             kept.append(flag)
     for name in _UNSET.findall(command.model_argument or ""):
         made.gap(f"the value of {name} is not stated")
@@ -329,9 +342,19 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
     lacks = "a GPU" if count else "the model's weights"
     made.file.comment(f"Without {lacks}, replace the line above by the next one, then:")
     made.file.comment("vllm-repro run FILE --server process --weights dummy --vllm RELEASE")
-    sizes = {"layers": 2, "why": "no weights are needed"}
-    sizes |= {} if stated_shape else {"heads": 4, "kv_heads": 2, "head_dim": 64}
-    made.file.comment(f"needs=Needs(), dummy={made.file.call('Dummy', **sizes).text},")
+    changes = [
+        made.file.call("without", flag.name, why="a CPU refuses it")
+        for flag in command.flags
+        if _REFUSED.fullmatch(flag.name)
+    ]
+    dummy = made.file.call(
+        "Dummy",
+        layers=2,
+        why="no weights are needed",
+        **({} if stated_shape else {"heads": 4, "kv_heads": 2, "head_dim": 64}),
+        **({"changes": changes} if changes else {}),
+    )
+    made.file.comment(f"needs=Needs(), dummy={dummy.text},")
 
 
 def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
@@ -391,6 +414,8 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                 made.gap(f"request {at}: its body was not read: “{request.words}”")
             for written in () if alike else dict.fromkeys(_VARIABLES.findall(str(request.body))):
                 made.gap(f"request {at}: {written} stands for a value that was not read")
+            for file in () if alike else _FILE_OF_BODY.findall(str(request.body)):
+                made.gap(f"request {at}: {file} is on the reporter's machine: name a file of yours")
             names = (command.get("--served-model-name") or "").split()
             if (
                 not alike
@@ -443,8 +468,9 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                     made.gap(f"request {at}: the field {name} of this sentence is not in it")
                 made.guess(f"request {at}: {request.tokens:,} tokens", request.words)
             word = "completion" if request.path == "/v1/completions" else "chat"
-            size = {"prompt": request.tokens, "max_tokens": answer}
-            step = made.file.call(word, **size, stream=False, name=f"request {at}")
+            step = made.file.call(
+                word, prompt=request.tokens, max_tokens=answer, stream=False, name=f"request {at}"
+            )
             sizes.append(request.tokens)
         if request.beside and steps:
             steps[-1].append(step)
@@ -597,6 +623,8 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
         made.guess(f"the reported arm {symptom}, by the words of the text", facts.symptom.words)
     elif not facts.diagnosis.died:
         made.gap("no sentence that was read says what the engine does: dies stands for it")
+    if symptom == "errs" and not _FAILED.search(facts.symptom.words):
+        made.gap("only a failed request counts as wrong: output=checks(…) compares answers")
     arms = [made.file.call("arm", "reported", made.file.word(symptom))]
     names = {"reported"}
     for tried in facts.tried:

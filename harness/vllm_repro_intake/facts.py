@@ -77,9 +77,15 @@ class Facts:
 
 
 _KIND_OF_ISSUE = r"\[(?:Bug|Usage|Installation|Performance|CI[^\]]*|Regression)\](?:\[[^\]]+\])*"
+_OF_FORM = (
+    r"(?i:\W*(?:(?:a|the|your|my|current|system|issue|bug|describe|steps|how|to) )*"
+    r"(?:environment|setup|versions?|models?|bug|issue|report|description|summary|information"
+    r"|reproduce|reproduction|before submitting[^\n]*)\W*(?=\n|\Z))"
+)
+"""A heading of a form for issues, which is no title."""
 _TITLES = (
     re.compile(rf"{_KIND_OF_ISSUE}:?[ \t]*(?P<title>\S[^\n]{{5,}})"),
-    re.compile(r"\A\s*#{1,6} (?P<title>\S[^\n]{5,})"),
+    re.compile(rf"\A\s*#{{1,6}} (?!{_OF_FORM})(?P<title>\S[^\n]{{5,}})"),
     re.compile(r"(?mi)^(?:Subject|Title): *(?:Re: *)*(?P<title>\S[^\n]{5,})"),
 )
 _TITLE_ENDS = re.compile(
@@ -87,7 +93,7 @@ _TITLE_ENDS = re.compile(
     r"|\(Issue #\d+\)))+\s*$"
 )
 _NO_TITLE = re.compile(
-    r"[`>({\[|$#-]|\S+=|(?:export|nohup|curl|cd|source|import|from)\b"
+    rf"{_OF_FORM}|[`>({{\[|$#-]|\S+=|(?:export|nohup|curl|cd|source|import|from)\b"
     r"|vllm (?:serve|bench|-)"
     r"|(?:\S*/)?(?:python\S*|docker|podman|sudo|Traceback|File|INFO|WARNING|ERROR|DEBUG)\b"
     r"|\d{4}-\d\d|.*\| "
@@ -211,10 +217,11 @@ _SYMPTOMS = (
     (
         "errs",
         re.compile(
-            r"(?i)gibberish|garbage|garbled|wrong"
-            r" (?:output|token|answer|result)|incorrect|repeat(?:s|ed|ing) token|!!!!"
-            r"|\b(?:outputs?|answers?|results?|responses?|tokens)\b[^.\n]{0,60}\b(?:is|are|was|were"
-            r"|become) (?:\w+ )?(?:wrong|corrupt\w*|nonsense|broken|empty)"
+            r"(?i)gibberish|garbage|garbled|wrong (?:\w+ )?(?:output|token|answer|result|log-?prob"
+            r"|score|embedding|text|value)|incorrect|repeat(?:s|ed|ing) token|!!!!"
+            r"|\b(?:outputs?|answers?|results?|responses?|tokens|scores?|logprobs|embeddings?)\b"
+            r"[^.\n]{0,60}\b(?:is|are|was|were|become)"
+            r" (?:\w+ )?(?:wrong|corrupt\w*|nonsense|broken|empty)"
             r"|\b(?:HTTP |status |returns? |an? |answers? )500\b|\b500 (?:Internal|error|status)"
             r"|\breturns? (?:no (?:data|answer|output|text|results?|tokens)|nothing|empty|null)\b"
             r"|\b(?:accuracy|gsm8k|scores?)\b[^.\n]{0,40}\b(?:drop|degrad|fall|lower)\w*"
@@ -345,7 +352,7 @@ def _title(text: str) -> str:
     first = next((line.strip() for line in text.split("\n") if line.strip()), "")
     if marked is None and (_NO_TITLE.match(first) or len(first) > 150):
         return ""
-    return shortened(_TITLE_ENDS.sub("", marked or first), 150)
+    return shortened(_TITLE_ENDS.sub("", marked or first).strip("*_ "), 150)
 
 
 def _issue(text: str) -> str:

@@ -133,7 +133,10 @@ _OUTPUT = re.compile(
     r"|\b(?:OSL|(?i:output|generated|completion)[ -](?:tokens?|len(?:gth)?))(?: of| is)?"
     r"[ =:]{1,3}(\d+)\b"
 )
-_SENDS = re.compile(r"\.(?:(?P<what>chat\.completions|completions|embeddings)\.create|post)\(")
+_SENDS = re.compile(
+    r"\.(?:(?P<what>chat\.completions|completions|embeddings)\.create|post"
+    r"|(?:stream|request)(?=\(\s*(?:method\s*=\s*)?[\"']POST[\"']))\("
+)
 _CURL = re.compile(r"(?:^|[\s`;&|($])curl\s")
 _LOOP = re.compile(
     r"\bfor \w+ in (?:[$`]\(?seq (?:1 )?(\d{1,5})[)`]|\{1\.\.(\d{1,5})\}"
@@ -221,8 +224,8 @@ def _elsewhere(
         if (match := re.match(r"(?:https?://)?(?P<host>[\w.\[\]-]+)(?::(?P<port>\d+))?/", url))
     }
     ports = [command.get("--port") or "8000" for command in commands] or ["8000"]
-    text = "\n".join(line for block in blocks for line in block.lines)
-    ours = {ports[0], *re.findall(rf"(?<![\d.])(\d+):{re.escape(ports[0])}\b", text)}
+    published = re.compile(rf"(?<![\d.])(\d+):{re.escape(ports[0])}\b")
+    ours = {ports[0], *published.findall("\n".join(line for b in blocks for line in b.lines))}
     # Without --port in the command, a proxy or a container may publish another port.
     strict = bool(commands and commands[0].get("--port")) or any(
         match["port"] in ours for match in hosts.values()
@@ -296,18 +299,22 @@ def _curls(lines: Sequence[str]) -> Iterator[tuple[str, list[str], int]]:
             text = "\n".join(lines[at:end]).strip(" `")
             with contextlib.suppress(CommandError):
                 if len(text) <= LONGEST and not text.endswith("\\"):
-                    for words in split_commands(text):
-                        if any(word.text == "curl" for word in words[:3]):
-                            before = "\n".join([*lines[:at], text.partition("curl")[0]])
-                            loop = _LOOP.search(re.split(r"(?m)^\s*done\b|; *done\b", before)[-1])
-                            times = min(_turns(loop), _MOST) if loop else 1
-                            typed, after = _heredoc(text, lines[end:])
-                            end += after
-                            yield (
-                                text,
-                                [typed if word.text == "@-" else word.text for word in words],
-                                times,
-                            )
+                    sent = (
+                        words
+                        for words in split_commands(text)
+                        if any(word.text == "curl" for word in words[:3])
+                    )
+                    for number, words in enumerate(sent, 1):
+                        before = "\n".join([*lines[:at], *text.split("curl")[:number]])
+                        loop = _LOOP.search(re.split(r"(?m)(?:^|[;&])\s*done\b", before)[-1])
+                        turns = loop and (loop[1] or loop[2] or len(loop[3].split()))
+                        typed, after = _heredoc(text, lines[end:])
+                        end += after
+                        yield (
+                            text,
+                            [typed if word.text == "@-" else word.text for word in words],
+                            min(int(turns or 1), _MOST),
+                        )
                     break
             end += 1
         else:
@@ -325,11 +332,6 @@ def _heredoc(text: str, following: Sequence[str]) -> tuple[str, int]:
         if mark and line.strip() == mark[2]:
             return "\n".join(following[:at]), at + 1
     return "@-", 0
-
-
-def _turns(loop: re.Match[str]) -> int:
-    """Return how often the loop of a shell runs its body."""
-    return len(loop[3].split()) if loop[3] else int(loop[1] or loop[2])
 
 
 def _path(url: str) -> str:
@@ -439,10 +441,14 @@ def _benched(blocks: Sequence[Block]) -> list[Asked]:
             limit = numbers.get("max-concurrency") or numbers.get("batch-size")
             unlimited = options.get("request-rate", "inf") == "inf" and "num-prompts" in numbers
             count = max(1, min(limit or (prompts if unlimited else 1), prompts, _MOST_AT_ONCE))
-            is_chat = "chat" in f"{options.get('endpoint')} {options.get('backend')}"
-            path = "/v1/chat/completions" if is_chat else "/v1/completions"
+            route = (
+                "chat/" if "chat" in f"{options.get('endpoint')} {options.get('backend')}" else ""
+            )
             request = Asked(
-                size, numbers.get("output-len", 0), " … ".join(match[0] for match in matches), path
+                size,
+                numbers.get("output-len", 0),
+                " … ".join(match[0] for match in matches),
+                f"/v1/{route}completions",
             )
             if count > _MOST:
                 return [replace(request, sizes=(size,), at_once=count)]

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from textwrap import wrap
 
-from vllm_repro.command.flags import canonical, positive
+from vllm_repro.command.flags import canonical
 from vllm_repro_intake.requests import DIGITS, tokens_of
 from vllm_repro_intake.text import Block, statements
 
@@ -44,6 +44,7 @@ _OF_A_BOX = re.compile(
     r"|--publish|--pull|--platform)(?:=|[ \t]+)\S+|--(?:rm|detach|privileged|init)\b|-[dit]+\b)"
 )
 """Options of a container that a reproduction does not need."""
+_IN_A_BOX = re.compile(r"\b(?:docker|podman|nerdctl)\s+(?:container\s+)?run\s")
 _LINK = re.compile(
     r"\d?>>?&?\d?|(?:https?://)?[\w.\[\]-]+:\d+(?=/)"
     r"|https?://(?:[\w-]+\.)+[a-z]{2,}(?!:\d)[^\s)\"'>]*|(?<![\w/])[\w./-]*#\d+\b"
@@ -79,9 +80,10 @@ _OF_A_CLIENT = frozenset(
             "http",
             "https",
             "indent",
+            "json",
             "key",
         ),
-        *("model", "name", "role", "text", "type", "url", "user"),
+        *("method", "model", "name", "role", "text", "type", "url", "user"),
     ]
 )
 """Fields of clients and of messages, which no request loses."""
@@ -92,7 +94,7 @@ _TOGETHER = re.compile(
 """Number of requests that code sends at once."""
 _PAUSE = re.compile(
     r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\b(?:time|asyncio)\.sleep\("
-    r"|\s#.*\b(?:tried|works?|crash\w*|fails?)\b"
+    r"|\s#.*\b(?:tried|works?|crash\w*|fails?|hangs?|clos\w+|abort\w*|cancel\w*|disconnect\w*)\b"
 )
 """A pause, or a comment on a result."""
 _TELLS = re.compile(
@@ -108,9 +110,11 @@ _TELLS = re.compile(
 """Words of a sentence about a workaround, or about a setup without the bug."""
 _REPEATED = re.compile(
     r"(?i)\btwice\b|\b(?:two|three|several|many|a (?:few|couple(?: of)?)) times\b|\brepeatedly\b"
+    r"|\b(?:abort(?:s|ed|ing)?|cancel\w*|disconnect\w*)\b"
+    r"|\b(?:clos|drop)\w+ (?:\w+ ){0,3}(?:connections?|streams?|sockets?|tabs?)\b"
     r"|两次|多次"
 )
-"""Words of a request that is sent more than once."""
+"""Words of a request that is sent more than once, or whose client leaves."""
 _NUMBER = re.compile(
     rf"(?a)(?:(?<![\w./:#-])|(?<=\.\.))(?<!\d[,'])(?P<number>\d+(?:\.\d+){{2,}}\w*|{DIGITS})"
     r"(?: ?(?P<unit>[kKM])(?![A-Za-z]))?|(?<=[\s\d]\d[-–])(?P<last>\d+)\b(?!\.\d)"
@@ -136,8 +140,8 @@ def unread(
     title: it has its own field. After 150 parts the last one states how many more there are.
     """
     stated = [part for block in blocks for part in _parts(block, blocks)]
-    headings = dict.fromkeys(block.heading for block in blocks if _REPEATED.search(block.heading))
-    stated += [(heading, False) for heading in headings]
+    headings = (block.heading for block in blocks if _REPEATED.search(block.heading))
+    stated += [(heading, False) for heading in dict.fromkeys(headings)]
     # Which of several requests was not read is not known: quote each.
     lost = sum(SENDS.search(text) is not None for text, _ in stated) > sent
     parts = [
@@ -193,7 +197,7 @@ def _missing(
     A line on a pause, a repetition or a workaround that no comment quotes is yielded whole.
     """
     everything = f"{values}\n{quoted}"
-    text = _OF_A_BOX.sub(" ", text) if code else text
+    text = _OF_A_BOX.sub(" ", text) if code or _IN_A_BOX.search(text) else text
     told = _PAUSE.search(text) if code else _TELLS.search(text)
     if (told or (not code and _REPEATED.search(text))) and text[:40] not in quoted:
         yield text
@@ -202,7 +206,7 @@ def _missing(
             yield match[0]
     plain = _LINK.sub(" ", text)
     for flag in _FLAG.findall(text):
-        if not any(_has(everything, name) for name in (flag, canonical(flag), positive(flag))):
+        if not any(_has(everything, name) for name in (flag, canonical(flag))):
             yield flag
     for flag, value in _SET.findall(plain):
         written = (
@@ -238,8 +242,9 @@ def _missing(
         near = plain[max(0, match.start() - 6) : match.end() + 6].strip()
         after = re.escape(plain[match.start() : match.end() + 8].strip())
         is_near = near in quoted or re.search(rf"(?<![\d.,]){after}", quoted)
-        least = 0 if _LISTED.fullmatch(text) else _LEAST_OF_CODE if code else 10
-        small = value.isdecimal() and int(value) < least
+        small = value.isdecimal() and int(value) < (
+            0 if _LISTED.fullmatch(text) else _LEAST_OF_CODE if code else 10
+        )
         if not (is_near or (value in numbers and not small) or (code and small)):
             yield match[0]
 

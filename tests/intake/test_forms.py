@@ -15,6 +15,7 @@ CODE = "```\n{}\n```"
 """Lines of code in an issue."""
 RUN = "vllm serve org/model --port 8000"
 BODY = '{"prompt": "hi", "max_tokens": 5}'
+URL = "http://box:8000/v1/completions"
 BENCH = f"{SERVE}\n\n```\nvllm bench serve --random-input-len 96"
 FORMS = {
     "variables of a shell": [
@@ -168,6 +169,94 @@ FORMS = {
             "together(;request 2",
             "request 3",
         ),
+        # a loop that has ended
+        (
+            f"{RUN}\nfor i in 1 2; do curl {URL} -d '{BODY}' & done\ncurl {URL} -d '{BODY}'",
+            "request 3",
+            "request 4",
+        ),
+        (
+            f"{RUN}\nfor i in 1 2; do curl {URL} -d '{BODY}' &\ndone; wait\ncurl {URL} -d '{BODY}'",
+            "request 3",
+            "request 4",
+        ),
+        (
+            f"{RUN}\nfor i in {{1..2}}; do curl {URL} -d '{BODY}' &done\ncurl {URL} -d '{BODY}'",
+            "request 3",
+            "request 4",
+        ),
+        (
+            f"{RUN}\nfor i in 1 2; do curl {URL} -d '{BODY}'; done; curl {URL} -d '{BODY}'",
+            "request 3",
+            "request 4",
+        ),
+        (
+            f"{RUN}\nfor i in 1 2; do curl {URL} -d '{BODY}' & curl {URL} -d '{BODY}' & done",
+            "request 4",
+            "request 5",
+        ),
+        # other methods of Python clients, and bodies of several parts
+        (
+            f"{RUN}\nhttpx.stream('POST', '{URL}', json={BODY})",
+            '{"prompt": "hi", "max_tokens": 5}',
+            "not read",
+        ),
+        (
+            f'{RUN}\nrequests.request("POST", "{URL}", json={BODY})',
+            '{"prompt": "hi", "max_tokens": 5}',
+            "not read",
+        ),
+        (
+            f"{RUN}\nasync with session.request(method='POST', url='{URL}', json={BODY}):",
+            '{"prompt": "hi", "max_tokens": 5}',
+            "not read",
+        ),
+        (
+            f"{RUN}\nrequests.request('GET', 'http://box:8000/v1/models')",
+            "chat(",
+            "\n        request(",
+        ),
+        (
+            f"{RUN}\nA = {BODY}\nhttpx.post('{URL}', json={{**A, 'n': 7}})",
+            '{"prompt": "hi", "max_tokens": 5, "n": 7}',
+            "not read",
+        ),
+        (
+            f"{RUN}\nA = {BODY}\nhttpx.post('{URL}', json=A | {{'n': 7}})",
+            '{"prompt": "hi", "max_tokens": 5, "n": 7}',
+            "not read",
+        ),
+        (
+            f"{RUN}\nhttpx.post('{URL}', json={{**args, 'n': 7}})",
+            "no request of the text was read;not read: “httpx.post(",
+            "request(",
+        ),
+        # files that only the reporter has
+        (
+            f"{RUN} --enable-lora --lora-modules sql=/adapters/sql b=/adapters/b",
+            "GAP: /adapters/sql is on the reporter's machine;GAP: /adapters/b is on",
+            "",
+        ),
+        (
+            """vllm serve a/b --lora-modules '{"name": "x", "path": "~/lora/x"}'""",
+            "GAP: ~/lora/x is on the reporter's machine",
+            "",
+        ),
+        (
+            "vllm serve a/b --chat-template=./tool.jinja --root-path /api --download-dir=/models",
+            "GAP: ./tool.jinja is on the reporter's machine",
+            "GAP: /",
+        ),
+        (
+            f"""{RUN}\ncurl box:8000/v1/load_lora_adapter -d '{{"lora_path": "/adapters/y"}}'""",
+            "GAP: request 1: /adapters/y is on the reporter's machine",
+            "",
+        ),
+        (
+            f'{RUN}\ncurl box:8000/v1/completions -d \'{{"prompt": "/no_think hi"}}\'',
+            '"/no_think hi"',
+            "reporter's machine",
+        ),
         (
             f"{RUN}\n$ curl box:8000/v1/completions -d @- <<'X'\n{BODY}\nX\n$ date",
             'request(path="/v1/completions", body={"prompt": "hi", "max_tokens": 5}',
@@ -217,6 +306,10 @@ PROSE = {
         ("The server never becomes ready.", "hangs)", "dies)"),
         ("/rerank with top_n=5 → 500", "errs)", "dies)"),
         ("The output is garbage. Nothing crashes.", "errs)", "dies)"),
+        ("It returns wrong logprobs.", "errs);GAP: only a failed request counts as wrong", "dies)"),
+        ("The scores are wrong.", "errs);GAP: only a failed request counts as wrong", "dies)"),
+        ("It gives wrong prompt embeddings.", "errs);output=checks(…) compares", "dies)"),
+        ("Some calls return HTTP 500.", "errs)", "GAP: only"),
     ],
     "second conditions": [
         ("It dies. TP=8 with `--enforce-eager` works.", "GAP: tried", "lives"),
@@ -253,6 +346,10 @@ PROSE = {
         ("A prompt of 5 tokens vs one of 80 tokens.", "GAP: no prompt size was read", "prompt=5"),
         ('A prompt of 600 tokens with `"n": 3`.', "GAP: request 1: the field n of", ""),
         ("Send it twice.", "GAP: not read: “Send it twice.”", ""),
+        ("A user closes the tab.", "GAP: not read: “A user closes the tab.”", ""),
+        ("Abort it in mid-stream.", "GAP: not read: “Abort it in mid-stream.”", ""),
+        ("The client disconnects early.", "GAP: not read: “The client disconnects", ""),
+        ("```\nreturn  # cancels the request\n```", "GAP: not read: “return # cancels", ""),
         ("## Request (a couple of times)\n\nSend it.", "(a couple of times)”", ""),
         ("1. Start it\n2. `curl x` 17 times", "`curl x` 17 times", "“2.”"),
     ],
@@ -268,7 +365,7 @@ PROSE = {
         ("A100 machine with 64 GB of RAM", "reported on A100:", "gpu_memory_gb"),
         ("nvidia rtx4090 x8", "8 x nvidia rtx4090", ""),
         ("4090(24gb) * 2", "2 x 4090", ""),
-        ("GPU: none, a CPU build", "Needs(gpus=0);Dummy(", "no GPU was read"),
+        ("GPU: none, a CPU build", "Needs(gpus=0);Dummy(", "changes="),
         ("There is no GPU.", "Needs(gpus=0)", "no GPU was read"),
         ("No GPU memory is left.", "no GPU was read", "Needs(gpus=0)"),
         ("H100, and a CPU-only router", "reported on H100", "Needs(gpus=0)"),
@@ -288,6 +385,31 @@ WHOLE = [
         "\n          --seed 1",
     ),
     ("### It dies\n\n`vllm serve a/b1 --seed 1`", 'title="It dies"', ""),
+    # what a CPU refuses
+    ("vllm serve a/b --tensor-parallel-size=2", 'without("-tp", why="a CPU refuses it")', ""),
+    ("vllm serve a/b -dp 2 --seed 1", 'changes=[without("--data-parallel-size", why=', "-tp"),
+    ("vllm serve a/b --quantization fp8", 'changes=[without("--quantization", why=', ""),
+    # what is without an effect in the command, and what is not in it
+    (
+        "vllm serve a/b --enable-prefix-caching\n\n`--no-enable-prefix-caching` makes both equal.",
+        "GAP: not read: “`--no-enable-prefix-caching` makes both equal.”",
+        "",
+    ),
+    (
+        "vllm serve a/b --async-scheduling\n\nBoth are equal under --no-async-scheduling.",
+        "GAP: not read: “Both are equal under --no-async-scheduling.”",
+        "",
+    ),
+    (
+        "It dies.\n\n`docker run -p 8001:8000 -v ~/x:/x vllm/vllm-openai:v0.24.0 --model a/b`",
+        "",
+        "GAP: not read",
+    ),
+    (
+        "It dies:\n\n    podman run --name x -p 81:8000 vllm/vllm-openai:v0.24.0 --model a/b",
+        "",
+        "GAP: not read",
+    ),
     ("`vllm serve /m/b1 --seed 1`\n\n模型：a/b1", '"a/b1"', "unknown/unknown"),
     ("Server Command：  VLLM_A=1 vllm serve a/**b1** --seed 1", "VLLM_A=1;serve a/b1;--seed 1", ""),
     ("The launch cmd: vllm serve a/b --seed 1", "--seed 1", ""),

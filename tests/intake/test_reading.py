@@ -217,6 +217,12 @@ HEADS = [
     ("It dies at night\n\nsee #41726", "It dies at night", ""),
     ("INFO 01-01 00:00:00 [a.py:1] up", "", ""),
     ("vllm serve a/b", "", ""),
+    ("### Your current environment\n\nvLLM 0.24.0", "", ""),
+    ("## 🐛 Describe the bug\n\nIt dies.", "", ""),
+    ("**Steps to reproduce**\n\nRun it.", "", ""),
+    ("# Bug description:\n\nIt dies.", "", ""),
+    ("**It dies at night**\n\nRun it.", "It dies at night", ""),
+    ("# Model dies at night\n\nRun it.", "Model dies at night", ""),
     (
         (
             "# It dies at night\n\nvllm-project/vllm#41726 is another bug."
