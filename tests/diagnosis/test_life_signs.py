@@ -222,6 +222,24 @@ def test_processes_wait_until_a_token_comes(lines: list[str], waits: int) -> Non
     assert life_of(*lines).waits == waits
 
 
+@pytest.mark.parametrize(
+    ("lines", "killed"),
+    [
+        (["Killed", stats(generated="0.5")], False),
+        (["Killed", stats(generated="0.0", running=2)], True),
+        (["Name:  redis-0", "Killed"], False),
+        (["Name:  redis-0", "", "Killed"], True),
+        (["Name:  redis-0", INFO + "x", "Killed"], True),
+        (["Killed", INFO + "x", "Name:  redis-0"], True),
+        (["Killed", "Name:  redis-0"], False),
+    ],
+)
+def test_a_report_counts_without_a_later_token_or_another_name(
+    lines: list[str], killed: bool
+) -> None:
+    assert (Meaning.KILLED in life_of(*lines).first) is killed
+
+
 @pytest.mark.parametrize(("answers", "line"), [(0, 0), (2, 0), (3, 2), (4, 3)])
 def test_an_engine_survived_what_three_answers_follow(answers: int, line: int) -> None:
     assert life_of(API + "x", *[ANSWER] * answers).survived_until == line
