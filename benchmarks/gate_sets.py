@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -25,17 +24,19 @@ from vllm_repro.releases.provision import provision
 from vllm_repro.releases.sources import Source
 
 HERE = Path(__file__).parent / "gate"
-ALLOWED = {
-    "breaks": ["breaks"],
-    "fixes": ["fixes"],
-    "not breaks": ["fixes", "no difference seen", "cannot tell"],
-}
-OPTIONS = {
+ARGUMENTS = {
+    "set": ("", "planted, reverts, fixes, harmless or generated"),
     "--for": ("5m", "time of each gate"),
     "--jobs": ("2", "processes of each gate"),
     "--only": ("", "changes or kinds whose name contains this"),
     "--out": ("", "rows as JSON lines (default: SET.jsonl)"),
     "--seed": ("1", "of the generated changes"),
+}
+AUTHOR = ("-c", "user.name=gate", "-c", "user.email=gate@localhost")
+RIGHT = {
+    "breaks": ("breaks",),
+    "fixes": ("fixes",),
+    "not breaks": ("fixes", "no difference seen", "cannot tell"),
 }
 
 
@@ -56,11 +57,17 @@ def base_of(row: dict[str, Any], scratch: Path) -> str:
         return str(row["base"])
     # the tag names the release of the compiled parts
     folder, tag = scratch / "base", f"v{nearest_cpu_build(row['base'])}"
-    source = provision(Source(release=row["base"])).packages / "vllm"
-    shutil.copytree(source, folder / "vllm", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    author = ("-c", "user.name=gate", "-c", "user.email=gate@localhost")
-    commit = (*author, "commit", "-q", "--allow-empty", "-m", tag)
-    for words in (["init", "-q"], commit, ["tag", tag], ["apply", str(HERE / row["base_patch"])]):
+    shutil.copytree(
+        provision(Source(release=row["base"])).packages / "vllm",
+        folder / "vllm",
+        ignore=shutil.ignore_patterns("*.so", "__pycache__"),
+    )
+    for words in (
+        ["init", "-q"],
+        [*AUTHOR, "commit", "-q", "--allow-empty", "-m", tag],
+        ["tag", tag],
+        ["apply", str(HERE / row["base_patch"])],
+    ):
         subprocess.run(["git", "-C", str(folder), *words], check=True)
     return str(folder)
 
@@ -68,15 +75,17 @@ def base_of(row: dict[str, Any], scratch: Path) -> str:
 def judge(row: dict[str, Any], options: dict[str, str]) -> dict[str, Any]:
     """Run `gate` for a change, and return the row of the result."""
     with tempfile.TemporaryDirectory(prefix="gate-set-") as out:
-        base, began = base_of(row, Path(out)), time.monotonic()
-        words = ["gate", str(HERE / row["change"]), "--base", base, "--json", "--out", out]
-        words += ["--for", options["for"], "--jobs", options["jobs"]]
-        command = [sys.executable, "-m", "vllm_repro", *words]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
-    found = {"answer": "failed", "trials": 0, "reached": 0} | json.loads(done.stdout or "{}")
-    judged = {word: row[word] for word in ("name", "kind", "expected")}
-    judged |= {"answer": found["answer"], "cases": found["trials"], "reached": found["reached"]}
-    return judged | {"seconds": round(time.monotonic() - began, 1), "status": done.returncode}
+        limits = ["--for", options["for"], "--jobs", options["jobs"]]
+        where = ["--base", base_of(row, Path(out)), "--out", out, "--json"]
+        command = [sys.executable, "-m", "vllm_repro", "gate", str(HERE / row["change"])]
+        done = subprocess.run([*command, *where, *limits], stdout=subprocess.PIPE, check=False)
+    found = json.loads(done.stdout or "{}")
+    return {word: row[word] for word in ("name", "kind", "expected")} | {
+        "answer": found.get("answer", "failed"),
+        "seconds": found.get("duration_s"),
+        "cases": found.get("trials"),
+        "status": done.returncode,
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -84,26 +93,24 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| kind | as expected | answers |", "|---|---|---|"]
     for kind in [*sorted({row["kind"] for row in rows}), "all"]:
         some = [row for row in rows if kind in ("all", row["kind"])]
-        right = sum(row["answer"] in ALLOWED[row["expected"]] for row in some)
-        answers = Counter(row["answer"] for row in some).most_common()
-        told = ", ".join(f"{count} {answer}" for answer, count in answers)
+        answers = Counter(row["answer"] for row in some)
+        told = ", ".join(f"{answers[answer]} {answer}" for answer in answers)
+        right = sum(row["answer"] in RIGHT[row["expected"]] for row in some)
         lines.append(f"| {kind} | {right} of {len(some)} | {told} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("set", help="planted, reverts, fixes, harmless or generated")
-    for flag, (default, meaning) in OPTIONS.items():
-        parser.add_argument(flag, default=default, help=meaning)
+    for name, (default, meaning) in ARGUMENTS.items():
+        parser.add_argument(name, default=default, help=meaning)
     options = vars(parser.parse_args())
     out = Path(options["out"] or f"{options['set']}.jsonl")
-    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
-    rows = [json.loads(line) for line in lines]
-    judged = {row["name"] for row in rows}
     with tempfile.TemporaryDirectory() as scratch, out.open("a", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
         for row in read_set(options["set"], Path(scratch), int(options["seed"])):
-            if row["name"] not in judged and options["only"] in f"{row['kind']} {row['name']}":
+            wanted = options["only"] in f"{row['kind']} {row['name']}"
+            if wanted and row["name"] not in {done["name"] for done in rows}:
                 rows.append(judge(row, options))
                 print(json.dumps(rows[-1]), file=file, flush=True)
     print(table(rows))

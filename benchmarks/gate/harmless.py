@@ -41,8 +41,8 @@ def write_changes(folder: Path, packages: Path, seed: int, count: int) -> list[t
             compile(new, file, "exec")
             rows[new] = f"{kind}-{len(rows) + 1:03}", kind
             before, after = text.splitlines(keepends=True), new.splitlines(keepends=True)
-            diff = "".join(difflib.unified_diff(before, after, f"a/{file}", f"b/{file}"))
-            (folder / f"{rows[new][0]}.diff").write_text(diff, encoding="utf-8")
+            diff = difflib.unified_diff(before, after, f"a/{file}", f"b/{file}")
+            (folder / f"{rows[new][0]}.diff").write_text("".join(diff), encoding="utf-8")
     return list(rows.values())
 
 
@@ -60,12 +60,11 @@ def _changed_text(text: str, kind: str, chance: random.Random) -> str:
     for body, at in chance.sample(places, len(places)):
         old = body[at : at + (2 if kind == "swap" else 1)]
         start, end = old[0].lineno - 1, old[-1].end_lineno
-        new = _replacement(kind, old, known)
-        if new and not lines[start].lstrip().startswith("elif"):
+        if lines[start].split()[0] != "elif" and (new := _replacement(kind, old, known)):
             body[at : at + len(old)] = new
             expected, body[at : at + len(new)] = ast.dump(tree), old
-            written = ast.unparse(ast.fix_missing_locations(ast.Module(new, []))) + "\n"
-            indented = re.sub("(?m)^(?=.)", " " * old[0].col_offset, written)
+            written = ast.unparse(ast.fix_missing_locations(ast.Module(new, [])))
+            indented = re.sub("(?m)^(?=.)", " " * old[0].col_offset, written) + "\n"
             changed = "".join([*lines[:start], indented, *lines[end:]])
             if ast.dump(ast.parse(changed)) == expected != ast.dump(tree):
                 return changed
@@ -105,5 +104,6 @@ def _renamed(text: str, known: Collection[str]) -> list[ast.stmt]:
 def _independent(text: str) -> bool:
     """Return True if two assignments of a constant or a local, as text, may change places."""
     words = re.findall(r"(?!None|True|False)[A-Za-z_][\w.]*", text)
-    plain = re.fullmatch(r"((^|;)(self\.)?\w+ = (-?\w+|\[\]|\{\})){2}", text)
-    return plain is not None and len(set(words)) == len(words)
+    return len(set(words)) == len(words) and bool(
+        re.fullmatch(r"((^|;)(self\.)?\w+ = (-?\w+|\[\]|\{\})){2}", text)
+    )
