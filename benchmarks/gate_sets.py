@@ -32,7 +32,7 @@ ARGUMENTS = {
     "--out": ("", "rows as JSON lines (default: SET.jsonl)"),
     "--seed": ("1", "of the generated changes"),
 }
-AUTHOR = ("-c", "user.name=gate", "-c", "user.email=gate@localhost")
+DEFAULT = {"base": NEWEST, "base_patch": "", "expected": "not breaks"}
 RIGHT = {
     "breaks": ("breaks",),
     "fixes": ("fixes",),
@@ -47,8 +47,7 @@ def read_set(name: str, scratch: Path, seed: int) -> list[dict[str, Any]]:
         rows = {row: {"kind": kind, "change": scratch / f"{row}.diff"} for row, kind in made}
     else:
         rows = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
-    common = {"base": NEWEST, "base_patch": "", "expected": "not breaks"}
-    return [common | {"name": row, "change": f"{name}/{row}.diff"} | rows[row] for row in rows]
+    return [DEFAULT | {"name": row, "change": f"{name}/{row}.diff"} | rows[row] for row in rows]
 
 
 def base_of(row: dict[str, Any], scratch: Path) -> str:
@@ -64,7 +63,10 @@ def base_of(row: dict[str, Any], scratch: Path) -> str:
     )
     for words in (
         ["init", "-q"],
-        [*AUTHOR, "commit", "-q", "--allow-empty", "-m", tag],
+        [
+            *("-c", "user.name=gate", "-c", "user.email=gate@localhost"),
+            *("commit", "-q", "--allow-empty", "-m", tag),
+        ],
         ["tag", tag],
         ["apply", str(HERE / row["base_patch"])],
     ):
@@ -75,10 +77,15 @@ def base_of(row: dict[str, Any], scratch: Path) -> str:
 def judge(row: dict[str, Any], options: dict[str, str]) -> dict[str, Any]:
     """Run `gate` for a change, and return the row of the result."""
     with tempfile.TemporaryDirectory(prefix="gate-set-") as out:
-        limits = ["--for", options["for"], "--jobs", options["jobs"]]
-        where = ["--base", base_of(row, Path(out)), "--out", out, "--json"]
-        command = [sys.executable, "-m", "vllm_repro", "gate", str(HERE / row["change"])]
-        done = subprocess.run([*command, *where, *limits], stdout=subprocess.PIPE, check=False)
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "vllm_repro", "gate", str(HERE / row["change"]), "--json"),
+                *("--base", base_of(row, Path(out)), "--out", out),
+                *("--for", options["for"], "--jobs", options["jobs"]),
+            ],
+            stdout=subprocess.PIPE,
+            check=False,
+        )
     found = json.loads(done.stdout or "{}")
     return {word: row[word] for word in ("name", "kind", "expected")} | {
         "answer": found.get("answer", "failed"),
@@ -93,8 +100,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| kind | as expected | answers |", "|---|---|---|"]
     for kind in [*sorted({row["kind"] for row in rows}), "all"]:
         some = [row for row in rows if kind in ("all", row["kind"])]
-        answers = Counter(row["answer"] for row in some)
-        told = ", ".join(f"{answers[answer]} {answer}" for answer in answers)
+        told = ", ".join(
+            f"{number} {answer}"
+            for answer, number in Counter(row["answer"] for row in some).most_common()
+        )
         right = sum(row["answer"] in RIGHT[row["expected"]] for row in some)
         lines.append(f"| {kind} | {right} of {len(some)} | {told} |")
     return "\n".join(lines)
@@ -109,8 +118,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, out.open("a", encoding="utf-8") as file:
         rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
         for row in read_set(options["set"], Path(scratch), int(options["seed"])):
-            wanted = options["only"] in f"{row['kind']} {row['name']}"
-            if wanted and row["name"] not in {done["name"] for done in rows}:
+            if row["name"] not in {done["name"] for done in rows} and (
+                options["only"] in f"{row['kind']} {row['name']}"
+            ):
                 rows.append(judge(row, options))
                 print(json.dumps(rows[-1]), file=file, flush=True)
     print(table(rows))
