@@ -97,7 +97,7 @@ QUOTED = (
         (
             f"{LAB}{DEAD}",
             "lab",
-            "LAB: vLLM 0.23.0's own code on a CPU, with its CUDA parts replaced.",
+            "LAB: vLLM 0.23.0 on a CPU, with parts of it replaced.",
         ),
         (f"{SCHEDULER}{DEAD}{OBSERVED}", "scheduler", "SCHEDULER ONLY: vLLM 0.23.0's own server"),
         (f"{DEAD}{OBSERVED}", "lab", "LAB: vLLM 0.23.0's own code on a CPU"),
