@@ -357,7 +357,7 @@ def _holds(report: RunReport, small: str, gpus: bool) -> str:
         elif not any(part.name.endswith(f".{function}") for part in report.replaced):
             text += f" {where}, which raised it, is not replaced: a GPU runs the same lines."
     elif not deciding and any(trial.outcome is Outcome.HANG for _, trial in report.failures[:1]):
-        text += " None of them changes the scheduler."
+        text += " The scheduler is not changed."
     return text + deciding + (f" {cell(shorten(small, _SENTENCE))}." if small else "")
 
 

@@ -80,7 +80,7 @@ def test_a_bug_that_is_no_death_is_told_like_one() -> None:
             "- **What:** `0 requests running, 4 of ours in flight",
             "- `reported` hung in 1 of 1 boots. Outcome: hang. Boundary crossed: ",
             "`patched` (`single_type_kv_cache_manager.py` changed) hung in 0 of 1 boots",
-            "None of them changes the scheduler.",
+            "The scheduler is not changed.",
             "<summary>Unit test</summary>",
         )
         == []
@@ -208,8 +208,8 @@ def test_a_replaced_part_that_decides_what_is_scheduled_is_named() -> None:
         why="",
         effect="it waits for more requests",
     )
-    server = replace(ARM.server, replaced=(queue,), compiled="0.22.0")
-    body = draft(replace(DIED, arms=(replace(ARM, server=server),))).body
+    arm = replace(ARM, server=replace(ARM.server, replaced=(queue,), compiled="0.22.0"))
+    body = draft(replace(DIED, arms=(arm,))).body
     assert (
         missing(
             body,
@@ -219,7 +219,6 @@ def test_a_replaced_part_that_decides_what_is_scheduled_is_named() -> None:
         )
         == []
     )
-    assert "None of them" not in body
 
 
 @pytest.mark.parametrize("unseen", [{"imported": False}, {"untried": ("kernel",)}])

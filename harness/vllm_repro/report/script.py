@@ -293,7 +293,7 @@ def _about(scenario: Scenario, report: RunReport | None) -> str:
             because = "; ".join(list(dict.fromkeys(part.why for part in report.replaced))[:3])
             lines += wrap(
                 f"The lab replaced {len(report.replaced)} parts, which the report lists"
-                f" ({because}), and served a small model. This script does neither.",
+                f" ({because}), and served a small model or none. This script does neither.",
                 _WIDTH,
             )
     text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")

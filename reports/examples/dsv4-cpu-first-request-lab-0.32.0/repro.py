@@ -8,7 +8,7 @@ Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. token
 A chat of a stated length is sent as a completion.
 Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.32.0 on a CPU, with parts of it replaced.
 The lab replaced 2 parts, which the report lists (the CPU build puts a placeholder there, since Triton as it is
-published has no backend for CPUs; the same placeholder), and served a small model. This script does neither.
+published has no backend for CPUs; the same placeholder), and served a small model or none. This script does neither.
 """
 
 import argparse, contextlib, os, random, re, shlex, signal, socket, subprocess, sys, time, urllib.request

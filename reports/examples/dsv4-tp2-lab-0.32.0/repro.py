@@ -10,7 +10,7 @@ A chat of a stated length is sent as a completion.
 Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.32.0 on a CPU, with parts of it replaced.
 The lab replaced 18 parts, which the report lists (the CPU build puts a placeholder there, since Triton as it is
 published has no backend for CPUs; the same placeholder; the GPU worker makes the workspace manager there, the CPU
-worker makes none), and served a small model. This script does neither.
+worker makes none), and served a small model or none. This script does neither.
 """
 
 import argparse, contextlib, os, random, re, shlex, signal, socket, subprocess, sys, time, urllib.request

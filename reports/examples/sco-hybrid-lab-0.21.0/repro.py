@@ -8,8 +8,8 @@ Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. token
 A chat of a stated length is sent as a completion.
 Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.21.0 on a CPU, with parts of it replaced.
 The lab replaced 4 parts, which the report lists (it copies with cuMemcpyBatchAsync, on CUDA streams; torch.cuda.Stream,
-torch.cuda.current_stream and torch.Event need CUDA; memory is pinned with cudaHostRegister), and served a small model.
-This script does neither.
+torch.cuda.current_stream and torch.Event need CUDA; memory is pinned with cudaHostRegister), and served a small model
+or none. This script does neither.
 """
 
 import argparse, contextlib, os, random, re, shlex, signal, socket, subprocess, sys, time, urllib.request

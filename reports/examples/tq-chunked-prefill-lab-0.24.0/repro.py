@@ -9,7 +9,7 @@ A chat of a stated length is sent as a completion.
 Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.24.0 on a CPU, with parts of it replaced.
 The lab replaced 14 parts, which the report lists (the CPU platform answers CPU_ATTN for every cache; the GPU worker
 makes the workspace manager there, the CPU worker makes none; the GPU worker captures graphs at its end and so locks the
-workspace, the CPU worker does not), and served a small model. This script does neither.
+workspace, the CPU worker does not), and served a small model or none. This script does neither.
 """
 
 import argparse, contextlib, os, random, re, shlex, signal, socket, subprocess, sys, time, urllib.request

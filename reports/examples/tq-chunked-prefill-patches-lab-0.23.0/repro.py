@@ -9,7 +9,7 @@ A chat of a stated length is sent as a completion.
 Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.23.0 on a CPU, with parts of it replaced.
 The lab replaced 14 parts, which the report lists (the CPU platform answers CPU_ATTN for every cache; vLLM's stand-in
 for the module triton lacks next_power_of_2 in some releases; a Triton kernel, and there is no Triton driver for this
-CPU), and served a small model. This script does neither.
+CPU), and served a small model or none. This script does neither.
 """
 
 import argparse, contextlib, os, random, re, shlex, signal, socket, subprocess, sys, time, urllib.request
