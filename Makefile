@@ -36,7 +36,7 @@ install: $(DEV) ## make .venv with the command and the development tools
 repro-%: $(BIN)/vllm-repro ## reproduce a scenario on the best server of this machine (SCENARIOS=DIR: also of yours)
 	@$(RUN) $* --server auto
 
-lab-%: $(BIN)/vllm-repro ## reproduce it in real vLLM on the CPU, CUDA parts replaced
+lab-%: $(BIN)/vllm-repro ## reproduce it in real vLLM on the CPU, parts of it replaced
 	@$(RUN) $* --server lab
 
 rehearse-%: $(BIN)/vllm-repro ## try a scenario on the rehearsal engine, in seconds

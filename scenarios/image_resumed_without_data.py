@@ -93,7 +93,11 @@ scenario = Scenario(
                     "                request.num_computed_tokens if prefill_token_ids is not None"
                     " else 0,\n                uses_mrope"
                 ),
-                why="the first model runner gets the data of each image",
+                why=(
+                    "the first model runner gets the data of each image; no fix to propose: it"
+                    " undoes #52041 for that runner, where a request that comes back could be sent"
+                    " with its data"
+                ),
             ),
         ),
     ],

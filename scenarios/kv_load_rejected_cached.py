@@ -9,6 +9,9 @@ whose keys and values were never written. The server returns 200.
 The pool has room for the prompt and one more block. Another request takes a second block while the
 prompt is computed again. The prompt is sent twice, rejected and alone, and both answers should be
 equal. Between the two another prompt takes the blocks.
+
+The pull request named here is open and names this cause, too. The bug takes a connector that loads
+within the step, and a preemption before the blocks are computed again.
 """
 
 from vllm_repro.vocabulary import *
@@ -81,7 +84,10 @@ scenario = Scenario(
                 "vllm/v1/core/sched/scheduler.py",
                 was="        if sync_blocks_to_evict and not self.recompute_kv_load_failures:\n",
                 now="        if sync_blocks_to_evict:\n",
-                why="the blocks are taken out of the prefix cache, as with the policy `fail`",
+                why=(
+                    "the blocks are taken out of the prefix cache, as with the policy `fail`; no"
+                    " fix to propose: once computed again they are not put back"
+                ),
             ),
         ),
     ],

@@ -5,7 +5,8 @@ fail to come. That takes more blocks than the fetch did, which needs only the la
 with a sliding window. The request keeps its place among those that hold blocks, which are admitted
 first, although it holds none. If the pool has no room for it, the loop over them ends there. A
 request behind it that has fetched its blocks is never admitted and never frees them. `/health`
-stays 200.
+stays 200. #45406 and #57841 are about other ways to this end; the latter, which is open, lists this
+policy among its limits.
 
 It takes two requests, the failing one first, and a model with more than one KV cache group. In the
 lab the second request fetches from the server's own blocks, whose content does not matter here; the
@@ -104,5 +105,5 @@ scenario = Scenario(
         why="the scheduler does not use weights",
         changes=[with_flags("--dtype float32", why="no other type is needed")],
     ),
-    related=["vllm-project/vllm#45388"],
+    related=["vllm-project/vllm#45406", "vllm-project/vllm#57841", "vllm-project/vllm#45388"],
 )

@@ -4,8 +4,9 @@ The decode server fetches the blocks of the whole prompt and computes its last t
 servers keep blocks for the window of the token after the prompt, but the window of the last prompt
 token begins one token earlier. If (prompt - window + 1) is a multiple of the block size, that token
 is in a block that the prefill server has freed and the decode server never allocated. The layer
-reads the null block in its place, and the server answers 200. With blocks of 16 tokens this holds
-for one of 16 prompt lengths.
+reads the null block in its place. The answer is then wrong sometimes, with status 200: the wider
+the window, the less one token weighs. With blocks of 16 tokens this holds for one of 16 prompt
+lengths.
 
 In the lab one server is both: it fetches from the blocks that its own first request left.
 `remote_block_ids` are those that the answer to that request names, first the sliding layer's. Its
@@ -119,8 +120,10 @@ scenario = Scenario(
                     " self.extra_retained_tokens,\n"
                 ),
                 why=(
-                    "keep one token more, on both servers; no fix to propose: with"
-                    " OffloadingConnector the engine of 0.33.0 then dies (Chunk not found in cache)"
+                    "keep one token more, on both servers; no fix to propose: it keeps the token"
+                    " for every user of sliding windows, without a larger bound for admission"
+                    " (#39734), and with OffloadingConnector the engine of 0.33.0 then dies (Chunk"
+                    " not found in cache)"
                 ),
             ),
             workload=[
@@ -155,7 +158,11 @@ scenario = Scenario(
         layers=["sliding", "full"],
         window=2,
         weights="made",
-        why="in the made weights a token depends on all before it, so a lost token shows",
+        why=(
+            "in the made weights a token depends on all before it, and with a window of two tokens"
+            " a lost one shows in each answer; with 32 tokens 2 of 12 answers differed. One server"
+            " is both: it fetches the blocks of its own first request"
+        ),
         changes=[with_flags("--dtype float32", why="a difference is then no rounding")],
     ),
 )

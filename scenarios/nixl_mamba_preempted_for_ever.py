@@ -4,12 +4,11 @@ A Mamba layer keeps its last two states, and with asynchronous scheduling the on
 a step is in flight. vLLM's check at start counts two. If the third takes the block that the next
 token needs, the request is the only one to preempt, and preempts itself. In the role kv_producer it
 also loses the token in flight. So it is computed again, is preempted at the same token, and never
-answers.
+answers. It takes a pool for little more than one request, and a request for two or more tokens: the
+single one that a proxy requests from a prefill server needs no further block.
 
-A request of 32 tokens with blocks of 16 and a pool of 6 blocks, which is enough for 1.20 requests
-by vLLM's boot log. The request asks for two tokens. The single token that a proxy requests from a
-prefill server needs no further block. In the lab no model runs and NIXL sends nothing. One Mamba
-layer stands for three of four.
+Here a request has 32 tokens, and the pool 6 blocks of 16: 1.20 requests by vLLM's boot log.
+In the lab no model runs and NIXL sends nothing. One Mamba layer stands for three of four.
 """
 
 from vllm_repro.vocabulary import *
@@ -73,7 +72,8 @@ scenario = Scenario(
 """,
                 why=(
                     "a request waits for its step in flight, which frees a block, instead of"
-                    " preempting itself"
+                    " preempting itself; no fix to propose: it acts on all models, and under"
+                    " priority it ends the loop where the source goes on"
                 ),
             ),
         ),

@@ -6,10 +6,12 @@ same step it flushes the transfers of preempted requests and assumes that they a
 self._jobs[any_jid].is_store` fails in the scheduler. One running request with one stored block is
 enough.
 
-Trainers reset the cache in this way when they change weights (`LLM.reset_prefix_cache`); over HTTP
-the endpoint needs development mode. We found no issue about it. The one named here is the nearest:
-another assertion about transfers of preempted requests. The scheduler of 0.25.1 is the first that
-names the requests of a reset in its next output. 0.33.0 flushes no loads of the same step.
+`LLM.reset_prefix_cache` has the same argument; over HTTP the endpoint needs development mode. A
+trainer that changes weights must reset the connector, too (`reset_connector`), or later requests
+load blocks of the old weights; that was not tried. We found no issue about it. The one named here
+is the nearest: another assertion about transfers of preempted requests. The scheduler of 0.25.1 is
+the first that names the requests of a reset in its next output. 0.33.0 flushes no loads of the same
+step.
 """
 
 from vllm_repro.vocabulary import *

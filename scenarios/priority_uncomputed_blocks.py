@@ -7,10 +7,10 @@ continues after tokens whose keys and values were never written. The server retu
 
 The pool has room for three parts of the long prompt and two short requests. In the step of the
 third part both short ones need another block. One prompt is sent twice, beside them and alone, and
-both answers should be equal. Between the two another prompt takes the blocks. The issue named here
-reports it for Mamba states, in a unit test; PR #43569 takes such blocks out of the cache. 0.28.0
-has the same lines, but caps the steps of a request that is alone: this workload does not reach
-them.
+both answers should be equal. Between the two another prompt takes the blocks. The pull request
+named here takes such blocks out of the cache, and is open. #57580 has the same for Mamba states, in
+a unit test. 0.28.0 has the same lines, but caps the steps of a request that is alone: this workload
+does not reach them.
 """
 
 from vllm_repro.vocabulary import *
@@ -38,8 +38,7 @@ ALONE = completion(
 
 scenario = Scenario(
     id="priority-uncomputed-blocks",
-    issue="vllm-project/vllm#57580",
-    filed=False,
+    issue="vllm-project/vllm#43569",
     title=(
         "Priority preemption leaves blocks in the prefix cache that were never computed: wrong"
         " answers"
@@ -103,7 +102,11 @@ scenario = Scenario(
                     " scheduled_running_reqs),\n                            key=lambda r:"
                     " (r.priority, r.arrival_time),\n"
                 ),
-                why="a request that the step has scheduled is not preempted in it",
+                why=(
+                    "a request that the step has scheduled is not preempted in it; no fix to"
+                    " propose: if the step has scheduled all lesser requests, the more important"
+                    " one preempts itself"
+                ),
             ),
         ),
     ],
@@ -116,5 +119,5 @@ scenario = Scenario(
             " it, so a lost block shows"
         ),
     ),
-    related=["vllm-project/vllm#43569"],
+    related=["vllm-project/vllm#57580"],
 )

@@ -1,10 +1,10 @@
 """Simple CPU offload, lazy mode: without requests the engine keeps copying the same KV blocks.
 
-The lazy mode copies the blocks that the GPU will overwrite next. If the CPU pool has room for fewer
-blocks than the GPU keeps, each copy evicts an older one, which is then copied again. Releases from
-0.30.0 on run engine steps while a copy is in flight, and each step starts another copy. The loop
-ends only by chance, if a copy is done before the next step begins: one of nine boots of 0.32.0 went
-idle within 30 s.
+The lazy mode, which must be asked for, copies the blocks that the GPU will overwrite next. If the
+CPU pool has room for fewer blocks than the GPU keeps, each copy evicts an older one, which is then
+copied again. Releases from 0.30.0 on run engine steps while a copy is in flight, and each step
+starts another copy. The loop ends only by chance, if a copy is done before the next step begins:
+one of nine boots of 0.32.0 went idle within 30 s.
 
 The eager mode, or a CPU pool with room for all blocks of the GPU, avoids it. Requests that wait
 during these copies are another scenario, `sco-lazy-starves`. This bug was found by a search over
@@ -70,7 +70,10 @@ scenario = Scenario(
                 return [], [], [], None
             return self._prepare_lazy_store_specs()
 """,
-                why="a step without scheduled tokens overwrites no block, so it has to save none",
+                why=(
+                    "a step without scheduled tokens overwrites no block, but for one that admits"
+                    " an asynchronous load: it may overwrite blocks that were not saved"
+                ),
             ),
             why=(
                 "copies start only in steps that compute tokens, and the engine waits for those in"

@@ -1,9 +1,10 @@
 """Simple CPU offload, lazy mode: a long prompt waits for ever while the same blocks are copied.
 
-The lazy mode copies the blocks that the GPU will overwrite next, and holds them during the copy. If
-the CPU pool has room for fewer blocks than the GPU keeps, each copy evicts an older one, which is
-then copied again. While a request waits, each step starts such a copy. So a prompt that needs
-nearly all blocks at once never gets them, even when no other request runs.
+The lazy mode, which must be asked for, copies the blocks that the GPU will overwrite next, and
+holds them during the copy. If the CPU pool has room for fewer blocks than the GPU keeps, each copy
+evicts an older one, which is then copied again. While a request waits, each step starts such a
+copy. So a prompt that needs nearly all blocks at once never gets them, even when no other request
+runs.
 
 Releases from 0.19.0 on have the bug. The eager mode, or a CPU pool with room for all blocks of the
 GPU, avoids it. This bug was found by a search over the scheduler alone (`vllm-repro explore`).
@@ -69,7 +70,10 @@ scenario = Scenario(
                 return [], [], [], None
             return self._prepare_lazy_store_specs()
 """,
-                why="a step without scheduled tokens overwrites no block, so it has to save none",
+                why=(
+                    "a step without scheduled tokens overwrites no block, but for one that admits"
+                    " an asynchronous load: it may overwrite blocks that were not saved"
+                ),
             ),
             why="a step in which no request can run waits for the copies in flight and starts none",
         ),

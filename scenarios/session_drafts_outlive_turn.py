@@ -2,9 +2,10 @@
 
 A turn of a session ends at `max_tokens`. If its last step accepts draft tokens beyond that, they
 are taken off the answer, but they stay counted as computed. The next input of the session is
-appended behind the answer, so its first tokens count as computed as well: the model never reads
-them, and the answer is wrong. If the input has no more tokens than were taken off, nothing is left
-to schedule, and a bare assertion crashes the engine.
+appended behind the answer, so its first tokens count as computed as well. If the input has no more
+tokens than were taken off, nothing is left to schedule, and a bare assertion crashes the engine. A
+longer input loses its first tokens. A search saw that, and the inputs here, of one token, do not
+show it.
 
 The session's turns here end after 6 to 9 tokens, so some of them end within the drafts of a step,
 and each input is one token. The lab feeds a text model through a route of its own: /v1/realtime

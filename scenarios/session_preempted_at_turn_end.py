@@ -3,8 +3,9 @@
 The scheduler runs a step ahead, so a session may be preempted for lack of blocks before the last
 token of its turn arrives. When it arrives, the session is put into the queue of sessions that wait
 for input. The same function then takes every request that stopped while it was preempted out of the
-queues. The next input of the session is never scheduled: nothing runs, /health answers 200. It
-would also continue without its history, because a preempted session has no computed tokens.
+queues. The next input of the session is never scheduled: that session stops, while others are
+served and /health answers 200. It would also continue without its history, because a preempted
+session has no computed tokens.
 
 The pool has room for three requests, of which the second needs another block in its first step of
 decoding. The session is the last of the three, so it loses its blocks. A long prompt keeps the

@@ -11,8 +11,8 @@ class Evidence(StrEnum):
     """Kind of evidence that a run gives: of a GPU, a CPU, a simulation or an unknown device."""
 
     GPU = "gpu"
-    CPU = "cpu"  # a stock release on a CPU
-    LAB = "lab"  # a release on the CPU with its CUDA parts replaced
+    CPU = "cpu"  # the whole vLLM on a CPU
+    LAB = "lab"  # vLLM on a CPU with some parts replaced, most of which need a GPU
     SCHEDULER = "scheduler"  # the same without a model
     REHEARSAL = "rehearsal"  # no vLLM at all
     UNKNOWN = "unknown"  # a server that somebody else started, and that does not show its device
@@ -41,15 +41,15 @@ EVIDENCE: Mapping[Evidence, EvidenceFacts] = {
     Evidence.CPU: EvidenceFacts(
         mark="CPU",
         subject="vLLM on a CPU",
-        banner="CPU: a stock {release} on a CPU. Nothing about a GPU's speed follows from it.",
+        banner="CPU: {release} on a CPU. Nothing about a GPU's speed follows from it.",
         actor="{release} on a CPU",
     ),
     Evidence.LAB: EvidenceFacts(
         mark="LAB",
         subject="LAB",
         simulated=True,
-        no_throughput="No throughput is claimed: this is the LAB, where CUDA parts are replaced",
-        banner="LAB: {release}'s own code on a CPU, with its CUDA parts replaced.",
+        no_throughput="No throughput is claimed: this is the LAB, where parts of vLLM are replaced",
+        banner="LAB: {release} on a CPU, with parts of it replaced.",
         actor="{release} in the lab",
     ),
     Evidence.SCHEDULER: EvidenceFacts(
@@ -58,8 +58,8 @@ EVIDENCE: Mapping[Evidence, EvidenceFacts] = {
         simulated=True,
         no_throughput="No throughput is claimed: this is SCHEDULER ONLY, where no model computes",
         banner=(
-            "SCHEDULER ONLY: {release}'s own server, scheduler, KV cache manager and KV "
-            "connector, without a model. Its answers prove nothing."
+            "SCHEDULER ONLY: {release} without a model: its own server, scheduler, KV cache "
+            "manager and KV connector. Its answers prove nothing."
         ),
         actor="{release} without a model",
     ),
@@ -94,9 +94,18 @@ def facts_of(evidence: str | None) -> EvidenceFacts:
     return EVIDENCE[Evidence(evidence)] if evidence else EvidenceFacts()
 
 
-def banner(evidence: str, version: str | None) -> str:
-    """Return the first line of a report about anything but a GPU; empty for a GPU."""
-    return facts_of(evidence).banner.format(release=f"vLLM {version}" if version else "vLLM")
+def release_name(version: str | None, compiled: str | None = None) -> str:
+    """Return `vLLM 0.33.0`, and of which release the compiled parts are if not of this one."""
+    name = f"vLLM {version}" if version else "vLLM"
+    return f"{name} (its Python over the compiled parts of {compiled})" if compiled else name
+
+
+def banner(evidence: str, version: str | None, compiled: str | None = None) -> str:
+    """Return the first line of a report about anything but a GPU; empty for a GPU.
+
+    compiled: as in `release_name`.
+    """
+    return facts_of(evidence).banner.format(release=release_name(version, compiled))
 
 
 def simulation_mark(evidence: str) -> str:

@@ -106,7 +106,8 @@ def scenario_test(scenario: Scenario, arm: Arm | None = None) -> str:
     about = [
         f"{scenario.title}.",
         "",
-        ("" if scenario.filed else "Not reported; nearest is ") + issue_url(scenario.issue),
+        ("" if scenario.filed else "Not reported. Related, not this bug: ")
+        + issue_url(scenario.issue),
         (
             f"vLLM with the bug: {scenario.status.bad}; without:"
             f" {scenario.status.good or 'none known'}. Arm: {arm.name}."

@@ -1,8 +1,8 @@
 """Draft of a comment on the upstream issue, or of a new issue for an unreported bug.
 
-What to act on comes first, then the script that shows it, then all else, folded. A draft has at
-most 12,000 bytes, its code blocks are intact, and it mentions nobody. What its sender must know is
-not in it: `vllm-repro draft` prints that.
+The cause comes first, then a change that shows it, a unit test, the script, and all else, folded.
+A draft has at most 16,000 bytes, its code blocks are intact, and it mentions nobody. What its
+sender must know is not in it: `vllm-repro draft` prints that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from vllm_repro.report.document import plain_text
-from vllm_repro.report.format import limited
+from vllm_repro.report.format import limited, plural
 from vllm_repro.report.markdown import root_traceback
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport, issue_url
 from vllm_repro.report.source_changes import diff_of, how_to_apply, untried_note
@@ -25,20 +25,23 @@ from vllm_repro.report.wording import avoids, boundary, lab_rule, not_run_word, 
 from vllm_repro.scenario.matching import matches, twins
 from vllm_repro.scenario.prices import kept_prices
 from vllm_repro.scenario.scenario import Scenario
+from vllm_repro.servers.base import Replaced
+from vllm_repro.servers.launch import FIRST_RUNNER
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Result, Standing, Verdict
 from vllm_repro_diagnosis.diagnosis import Diagnosis, Phase
-from vllm_repro_diagnosis.evidence import Evidence, banner, simulation_mark
+from vllm_repro_diagnosis.evidence import Evidence, simulation_mark
 from vllm_repro_diagnosis.root_cause import Root
 from vllm_repro_diagnosis.tracebacks import Frame, Raised
 
-MOST = 12_000
+MOST = 16_000
 """Bytes of a draft."""
 
 _NAME, _SENTENCE, _CAUSE, _BLOCK, _LIST = 60, 500, 800, 3_000, 1_600
 """Most bytes of each part before its escapes, so that none takes the room of the others."""
 
 _FRAMES = 8
+_ISSUE = re.compile(r"[\w.-]+/[\w.-]+#\d+")
 
 _Part = tuple[str, str]
 """Name of a part, empty if it is always there, and its text, empty if the run has none."""
@@ -77,20 +80,23 @@ def draft(
     why: str = "",
     small: str = "",
     gpus: bool = True,
+    test: str = "",
     script: str = "",
     no_script: str = "",
     diffs: Mapping[str, str] | None = None,
+    reasons: Mapping[str, str] | None = None,
 ) -> Draft:
     """Return the draft of a GitHub issue or comment about a run.
 
-    flags: the reported command. why: the scenario's explanation. small: why the lab's small model
-    shows the bug. gpus: the bug is one of vLLM on GPUs. script: `repro.py`. no_script: why there is
-    none. diffs: of patched arms by name, for `git apply`; other arms show a diff to apply by hand.
+    flags: the reported command. why: the scenario's explanation. small: what ran in place of the
+    reported model in the lab. gpus: the bug is one of vLLM on GPUs. test: a pytest file for vLLM.
+    script: `repro.py`. no_script: why there is none. diffs: of patched arms by name, for `git
+    apply`; other arms show a diff to apply by hand. reasons: of these changes, by arm.
     """
     title = "" if report.filed else f"[Bug]: {' '.join(shorten(report.title, 200).split())}"
     # its flags and its machine are not known
     attached = any(arm.server.kind == "attach" for arm in report.arms)
-    lines = "\n".join(_first_lines(report, "" if attached else flags, why, small, gpus))
+    lines = "\n".join(_first_lines(report, why, small, gpus))
     form = bool(title) and not report.rehearsal  # the first line of a rehearsal must name it
     asked = "### \N{BUG} Describe the bug\n\n" if form else ""
     only_changed = report.bug_seen and not any(arm.k for arm in report.arms if not arm.patches)
@@ -104,12 +110,14 @@ def draft(
     )
     parts = [
         ("", asked + lines),
-        ("the script", "" if only_changed else _script(report, script, no_script)),
-        ("", _arms(report)),
         *(
-            (f"the change in {_names(arms)}", _change(arms, diffs or {}))
+            (f"the change in {_names(arms)}", _change(arms, diffs or {}, reasons or {}))
             for arms in _changed(report)[:4]
         ),
+        ("the unit test", "" if only_changed or report.status.good else _unit_test(test)),
+        ("", "" if attached else _flags(flags)),
+        ("the script", "" if only_changed else _script(report, script, no_script)),
+        ("", _arms(report)),
         ("the traceback", _traceback(report)),
         ("", _replaced(report)),
         *_measured(report),
@@ -226,10 +234,10 @@ def _changed(report: RunReport) -> list[list[ArmReport]]:
 # ── what is read in half a minute
 
 
-def _first_lines(report: RunReport, flags: str, why: str, small: str, gpus: bool) -> Iterator[str]:
-    """Yield the lines that are read first: verdict, cause, releases, flags, workarounds.
+def _first_lines(report: RunReport, why: str, small: str, gpus: bool) -> Iterator[str]:
+    """Yield the lines that are read first: verdict, cause, workarounds, releases, what ran.
 
-    flags: the command's, empty if not known. why, small, gpus: as in `draft`.
+    why, small, gpus: as in `draft`.
     """
     if report.status.good and not report.rehearsal:
         yield f"**Fixed**: vLLM {cell(report.status.good)} is declared to be without this bug.\n"
@@ -240,25 +248,28 @@ def _first_lines(report: RunReport, flags: str, why: str, small: str, gpus: bool
             "- **What:**"
             f" {plain(cause) if shown[1].outcome is Outcome.WRONG_OUTPUT else code(cause)}"
         )
-    yield f"- **Releases:** {cell(shorten(_declared(report), _SENTENCE))}"
-    if flags:
-        one_line = " ".join(flags.replace("\\\n", " ").split())
-        yield f"- **Flags:** {code(shorten(one_line, _CAUSE))}"
     if report.bug_seen:
+        if why:
+            yield f"- **Cause:** {plain(_sentences(why, _CAUSE))}"
         if lives := limited([_count(arm, report) for arm in report.arms if avoids(arm)], 4):
             yield f"- **Avoided by:** {'; '.join(lives)}"
-        if why:
-            yield f"- **Cause:** {plain(_sentences(why, _SENTENCE))}"
-    if notice := banner(
-        report.evidence, report.vllm_version and shorten(report.vllm_version, _NAME)
-    ):
-        word, _, text = notice.partition(": ")
+    yield f"- **Releases:** {cell(shorten(_declared(report), _SENTENCE))}"
+    if report.banner:
+        word, _, text = shorten(report.banner, _SENTENCE).partition(": ")
         yield f"- **{word}:** {cell(text)}{_holds(report, small, gpus)}"
+    if any(FIRST_RUNNER in arm.server.env.items() for arm in report.arms):
+        yield f"- **Model runner:** the first ({code('='.join(FIRST_RUNNER))}); no other was tried."
     yield from (f"- {plain(shorten(text, _SENTENCE))}." for text in refusals(report.arms)[:4])
     if report.shortfall:
         yield f"- **{report.shortfall}. This is what the journal holds.**"
     if not report.filed:
-        yield f"- Nearest report: [#{report.issue.partition('#')[2]}]({issue_url(report.issue)})"
+        own = report.issue.partition("#")[0]
+        links = [
+            f"[{each.removeprefix(own)}]({issue_url(each)})"
+            for each in dict.fromkeys((report.issue, *report.related))
+            if _ISSUE.fullmatch(each)
+        ]
+        yield f"- Related, not this bug: {', '.join(links)}"
 
 
 def _sentences(text: str, most: int) -> str:
@@ -272,8 +283,7 @@ def _sentences(text: str, most: int) -> str:
 
 def _verdict(report: RunReport) -> str:
     """Return a sentence on the result of unchanged source, then one on changed source."""
-    version = report.vllm_version or "of unknown version"
-    on = f"vLLM {cell(shorten(version, _NAME))}{simulation_mark(report.evidence)}"
+    on = f"{cell(shorten(report.release, 2 * _NAME))}{simulation_mark(report.evidence)}"
     seen = [arm for arm in report.arms if arm.k and arm.expected.has_bug]
     quiet = [arm for arm in report.arms if arm.expected.has_bug and arm.result is Result.QUIET]
     if report.verdict is Verdict.REPRODUCES and seen:
@@ -320,14 +330,18 @@ def _count(arm: ArmReport, report: RunReport) -> str:
 
 
 def _holds(report: RunReport, small: str, gpus: bool) -> str:
-    """Return the sentences on why a death in the lab holds on a GPU, as far as its frames show.
+    """Return the sentences on why a failure in the lab holds on a GPU, as far as the run shows.
 
-    Empty outside of the lab. small: why a small model shows it. gpus: the bug is one of vLLM on
-    GPUs.
+    Empty outside of the lab. small, gpus: as in `draft`.
     """
     if report.evidence != Evidence.LAB:
         return ""
-    text = f" They are {len(report.replaced)}, listed below."
+    text = f" Replaced: {plural(len(report.replaced), 'part')}, listed below."
+    deciding = "".join(
+        f" {code('.'.join(part.name.split('.')[-2:]))}: {cell(part.effect)}."
+        for part in report.replaced
+        if part.name.startswith(("vllm.v1.core.", "vllm.v1.engine.")) and _has_effect(part)
+    )
     death = next(
         (trial.death for _, trial in report.failures if trial.death and trial.death.frames), None
     )
@@ -342,12 +356,21 @@ def _holds(report: RunReport, small: str, gpus: bool) -> str:
             text += f" {where}, which raised it, is for CPUs: a GPU does not run it."
         elif not any(part.name.endswith(f".{function}") for part in report.replaced):
             text += f" {where}, which raised it, is not replaced: a GPU runs the same lines."
-    elif any(trial.outcome is Outcome.HANG for _, trial in report.failures[:1]) and not any(
-        part.name.startswith("vllm.v1.core.") and part.effect[:4] != "none"
-        for part in report.replaced
-    ):
-        text += " None of them decides what is scheduled: a GPU's engine schedules the same."
-    return text + (f" It served a small model: {cell(shorten(small, _SENTENCE))}." if small else "")
+    elif not deciding and any(trial.outcome is Outcome.HANG for _, trial in report.failures[:1]):
+        text += " The scheduler is not changed."
+    return text + deciding + (f" {cell(shorten(small, _SENTENCE))}." if small else "")
+
+
+def _unit_test(test: str) -> str:
+    """Return the folded pytest file; empty without one."""
+    lead = "For `tests/v1/core`. It plays these requests on the scheduler alone:\n\n"
+    return _folded("Unit test", lead + fence(test, "python")) if test else ""
+
+
+def _flags(flags: str) -> str:
+    """Return the line with the flags of the command; empty if they are not known."""
+    words = flags.replace("\\\n", " ").split()
+    return f"**Flags:** {code(shorten(' '.join(words), _CAUSE))}" if flags else ""
 
 
 def _script(report: RunReport, script: str, no_script: str) -> str:
@@ -407,12 +430,13 @@ def _names(arms: Sequence[ArmReport]) -> str:
     return ", ".join(shorten(arm.name, _NAME) for arm in arms[:4])
 
 
-def _change(arms: Sequence[ArmReport], diffs: Mapping[str, str]) -> str:
-    """Return the folded diff that these arms have in common. diffs: by arm, for `git apply`."""
-    arm, diff = arms[0], diffs.get(arms[0].name, "")
+def _change(arms: Sequence[ArmReport], diffs: Mapping[str, str], reasons: Mapping[str, str]) -> str:
+    """Return the folded diff that these arms have in common. diffs, reasons: as in `draft`."""
+    arm, diff, why = arms[0], diffs.get(arms[0].name, ""), reasons.get(arms[0].name, "")
     untried = "".join(cell(untried_note(file)) for file in arm.server.patched).removeprefix("; ")
     text = (
-        ("" if diff else f"{how_to_apply(arm)}.\n\n")
+        (f"Why it helps: {cell(shorten(why, _CAUSE))}.\n\n" * bool(why))
+        + ("" if diff else f"{how_to_apply(arm)}.\n\n")
         + (f"{untried}.\n\n" if untried else "")
         + fence(diff or diff_of(arm), "diff")
     )
@@ -444,20 +468,25 @@ def _differences(report: RunReport) -> str:
 
 
 def _replaced(report: RunReport) -> str:
-    """Return the folded names of the parts that the lab replaced, by module; "" without any.
+    """Return the folded names of the parts that the lab replaced, by effect; "" without any.
 
-    `report.md` has the reasons and effects.
+    `report.md` has the reasons, and why the others have no effect.
     """
-    if not report.replaced:
-        return ""
-    modules: dict[str, list[str]] = {}
+    effects: dict[str, list[str]] = {}
     for part in report.replaced:
-        module, _, name = part.name.rpartition(".")
-        modules.setdefault(module, []).append(code(name))
-    return _folded(
-        f"LAB: the {len(report.replaced)} replaced parts",
-        "\n".join([f"- {code(module)}: {', '.join(names)}" for module, names in modules.items()]),
+        effect = cell(part.effect) if _has_effect(part) else "no effect on the bug"
+        effects.setdefault(effect, []).append(code(part.name.removeprefix("vllm.")))
+    lines = [f"- {', '.join(names)}: {effect}" for effect, names in effects.items()]
+    return (
+        _folded(f"LAB: {plural(len(report.replaced), 'replaced part')}", _rows(lines, _BLOCK))
+        if lines
+        else ""
     )
+
+
+def _has_effect(part: Replaced) -> bool:
+    """Return True if the replacement changes what runs, by the lab's own account."""
+    return not part.effect.startswith("none")
 
 
 def _environment(report: RunReport, *, gpus: bool) -> str:
@@ -475,7 +504,7 @@ def _environment(report: RunReport, *, gpus: bool) -> str:
         machine=report.environment,
         gpus=gpus,
         cards=", ".join(cards) or "none",
-        version=report.vllm_version,
+        version=report.vllm_version and report.release.removeprefix("vLLM "),
         weights="; ".join(
             dict.fromkeys(arm.server.weights for arm in report.arms if arm.server.weights)
         ),

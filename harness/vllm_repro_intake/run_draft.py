@@ -6,6 +6,7 @@ The draft has what the scenarios know today. The command sends nothing itself.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from msgspec.structs import replace
 
 from vllm_repro.cli.common import add_common
 from vllm_repro.errors import UsageError
+from vllm_repro.features import load
 from vllm_repro.report.build import build_foreign
 from vllm_repro.report.files import write_file
 from vllm_repro.report.model import RunReport, issue_url
 from vllm_repro.report.script import no_script, script_of_run
 from vllm_repro.scenario.catalogue import all_scenarios, to_stderr
+from vllm_repro.scenario.scenario import Lab, Scenario
 from vllm_repro.trigger.trigger import UNSTATED
 from vllm_repro.verdict.verdict import Verdict
 from vllm_repro_intake.issue_draft import MOST, Draft, draft, duplicates
@@ -126,7 +129,13 @@ def make_draft(report: RunReport) -> Draft:
     if reported is None:
         return draft(report, duplicates(report, scenarios), diffs=diffs)
     # The bug may have been reported, or fixed, since the run.
-    today = replace(report, issue=reported.issue, filed=reported.filed, status=reported.status)
+    today = replace(
+        report,
+        issue=reported.issue,
+        filed=reported.filed,
+        status=reported.status,
+        related=reported.related,
+    )
     # A scenario file starts with a paragraph on what happens and one on why.
     text = report.redactor.text
     return draft(
@@ -134,9 +143,26 @@ def make_draft(report: RunReport) -> Draft:
         duplicates(today, scenarios),
         flags=text(reported.reported().render()),
         why=text("".join(reported.about.split("\n\n")[1:2])),
-        small=text(reported.lab.why) if reported.lab else "",
+        small=text(_in_place_of_model(reported.lab)) if reported.lab else "",
         gpus=bool(reported.needs.gpus),
+        test=_unit_test(reported),
         script=text(script_of_run(today, reported, brief=True) or ""),
         no_script=no_script(reported),
         diffs=diffs,
+        reasons={
+            arm.name: text("; ".join(dict.fromkeys(p.why for p in arm.patches if p.why)))
+            for arm in reported.arms
+        },
     )
+
+
+def _in_place_of_model(lab: Lab) -> str:
+    """Return what the lab ran in place of the reported model, and why that shows the bug."""
+    return f"{'No' if lab.mechanism == 'scheduler' else 'A small'} model ran: {lab.why}"
+
+
+def _unit_test(scenario: Scenario) -> str:
+    """Return the pytest file that `show --as pytest` prints for a scenario; empty without one."""
+    with contextlib.suppress(KeyError, UsageError):
+        return str(load("show_forms", "pytest")(scenario, None)).rstrip()
+    return ""

@@ -1,4 +1,4 @@
-"""vLLM general plugin that replaces the CUDA parts of a release, so that the rest runs on a CPU.
+"""vLLM general plugin that replaces parts of a release, so that the rest runs on a CPU.
 
 vLLM loads it in each of its processes, on vLLM's interpreter: it may import the standard library,
 torch and vllm, but not `vllm_repro`. It does nothing unless REPRO_LAB_MECHANISM is set. The names

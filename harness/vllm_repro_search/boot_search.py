@@ -270,7 +270,9 @@ class ArmSearch(BootSearch[ArmRecord, Item]):
         began = time.monotonic()
         report = run_one(job, self.progress, self.server_chosen)
         self.record = structs.replace(
-            self.record, version=report.vllm_version or self.record.version
+            self.record,
+            version=report.vllm_version or self.record.version,
+            compiled=report.compiled or self.record.compiled,
         )
         if report.interrupted:
             return None, report.interrupted

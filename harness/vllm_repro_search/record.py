@@ -163,11 +163,13 @@ class ReleaseSearchRecord(SearchRecord, frozen=True, kw_only=True):
     Its runs lie beside it: `history` must not take them for the scenario's.
     """
 
-    resumed: ClassVar[tuple[str, ...]] = (*SearchRecord.resumed, "version")
+    resumed: ClassVar[tuple[str, ...]] = (*SearchRecord.resumed, "version", "compiled")
 
     arm: str
     # the release that the servers reported
     version: str | None = None
+    # release of its compiled parts, if they are not its own
+    compiled: str | None = None
 
     @property
     def release(self) -> str:
@@ -181,7 +183,11 @@ def markdown(record: SearchRecord) -> str:
         "search.md",
         record,
         mark=simulation_mark(record.evidence or "").strip(),
-        notice=banner(record.evidence or "", record.release),
+        notice=banner(
+            record.evidence or "",
+            record.release,
+            getattr(record, "compiled", None),
+        ),
     )
 
 

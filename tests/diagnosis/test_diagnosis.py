@@ -187,7 +187,7 @@ def test_the_package_alone_prints_json(
     assert (values["died"], values["phase"], values["evidence"]) == (True, "request", "lab")
     assert (values["exception"], values["vllm_version"]) == ("IndexError", "0.28.0")
     assert values["frames"][-1] == "vllm/v1/sample/logits_processor/builtin.py:apply"
-    assert run_alone("-", stdin=log).stdout.startswith("LAB: vLLM 0.28.0's own code")
+    assert run_alone("-", stdin=log).stdout.startswith("LAB: vLLM 0.28.0 on a CPU")
 
 
 PRIVATE = re.compile(r"(?<![\w.])/(?:root|work|home/(?!someone)|tmp/pytest)\b|\bhf_\w{10}")

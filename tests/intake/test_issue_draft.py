@@ -29,9 +29,10 @@ from vllm_repro.report.json_report import PatchedFile
 from vllm_repro.report.model import RunReport, arm_fields, verdict_fields
 from vllm_repro.report.source_changes import diff_of, how_to_apply, whole_diff
 from vllm_repro.report.summary import summary
-from vllm_repro.scenario.catalogue import all_scenarios
+from vllm_repro.scenario.catalogue import all_scenarios, find
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Status
+from vllm_repro.servers.base import Replaced
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, Verdict, VerdictReport, arm_result
 from vllm_repro_intake.issue_draft import MOST, draft, duplicates
@@ -61,7 +62,8 @@ def test_examples_are_what_their_journals_draft(folder: Path) -> None:
     if os.environ.get("UPDATE_GOLDEN") and not os.environ.get("CI"):
         path.write_text(text, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == text
-    assert_sound(text, [made.issue, *duplicates(made, all_scenarios())])
+    related = find(made.scenario).related
+    assert_sound(text, [made.issue, *related, *duplicates(made, all_scenarios())])
 
 
 def test_a_bug_that_is_no_death_is_told_like_one() -> None:
@@ -78,7 +80,8 @@ def test_a_bug_that_is_no_death_is_told_like_one() -> None:
             "- **What:** `0 requests running, 4 of ours in flight",
             "- `reported` hung in 1 of 1 boots. Outcome: hang. Boundary crossed: ",
             "`patched` (`single_type_kv_cache_manager.py` changed) hung in 0 of 1 boots",
-            "a GPU's engine schedules the same",
+            "The scheduler is not changed.",
+            "<summary>Unit test</summary>",
         )
         == []
     )
@@ -114,7 +117,9 @@ def test_what_is_said_of_the_unchanged_release_is_what_it_did(folder: Path) -> N
     assert ("**Reproduces on " in body) == bool(unchanged)
     assert ("**Did not reproduce on unchanged " in body) == (bool(died) and not unchanged)
     assert ("```python\n# pip install openai" in body) == (
-        bool(unchanged or not died) and "dies while it boots" not in body
+        bool(unchanged or not died)
+        and "dies while it boots" not in body
+        and "<summary>Unit test</summary>" not in body
     )
     for script in re.findall(r"```python\n(.*?)\n```", body, re.S):
         ast.parse(script)
@@ -140,7 +145,8 @@ def test_a_comment_and_a_new_issue() -> None:
         == "gh issue create --repo vllm-project/vllm --title '[Bug]: It'\"'\"'s -- @you <b>'"
         " --body-file 'a folder/issue.md'"
     )
-    assert_sound(new.body, ["vllm-project/vllm#44053"])
+    assert_sound(new.body, ["vllm-project/vllm#44053", *DIED.related])
+    assert "- Related, not this bug: [#44053](https://github.com/" in new.body
     assert new.body.startswith("### \N{BUG} Describe the bug\n")
     assert "### Your current environment\n" in new.body
 
@@ -163,7 +169,7 @@ def test_a_new_issue_from_the_lab_shows_flags_and_the_change() -> None:
     assert (
         missing(
             body,
-            "- **Flags:** `vllm serve some/model --flag 1`",
+            "\n**Flags:** `vllm serve some/model --flag 1`",
             "Two are asked for, ",
             "- **Avoided by:** `patched` (`a.py` changed) died in 0 of 1 boots",
             "Apply it by hand: ",
@@ -172,7 +178,8 @@ def test_a_new_issue_from_the_lab_shows_flags_and_the_change() -> None:
         == []
     )
     assert ARM.command not in body
-    assert_sound(body, [made.issue])
+    assert body.index("Two are asked") < body.index("Apply it") < body.index("**Flags:**")
+    assert_sound(body, [made.issue, *made.related])
     whole = draft(made, diffs={"patched": "--- a/vllm/v1/attention/backends/a.py\n"}).body
     assert "The change in patched, for git apply" in whole
     assert "Apply it by hand" not in whole
@@ -191,6 +198,27 @@ def test_a_crash_of_a_changed_source_does_not_reproduce() -> None:
     assert "import os" not in body, "it lives"
     body = draft(replace(DIED, arms=(broken,))).body
     assert "**Not tried on unchanged vLLM 0.23.0 (LAB).**" in body
+
+
+def test_a_replaced_part_that_decides_what_is_scheduled_is_named() -> None:
+    queue = Replaced(
+        name="vllm.v1.engine.core.EngineCoreProc._process_input_queue",
+        file="",
+        sha256="",
+        why="",
+        effect="it waits for more requests",
+    )
+    arm = replace(ARM, server=replace(ARM.server, replaced=(queue,), compiled="0.22.0"))
+    body = draft(replace(DIED, arms=(arm,))).body
+    assert (
+        missing(
+            body,
+            "`EngineCoreProc._process_input_queue`: it waits for more requests.",
+            "on vLLM 0.23.0 (its Python over the compiled parts of 0.22.0) (LAB)**",
+            "vLLM Version: 0.23.0 (its Python over the compiled parts of 0.22.0)",
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("unseen", [{"imported": False}, {"untried": ("kernel",)}])
@@ -261,7 +289,7 @@ def test_a_draft_of_no_trial_is_sound() -> None:
 @given(TEXT_FIELDS, st.sampled_from(HOSTILE), st.booleans())
 def test_no_field_of_a_journal_breaks_a_draft(field: Field, text: str, instead: bool) -> None:
     made = planted(*field, lambda was: text if instead else f"{was} {text}")
-    assert_sound(draft(made).body, [made.issue])
+    assert_sound(draft(made).body, [made.issue, *made.related])
 
 
 def test_the_fields_are_all_that_a_journal_has() -> None:
@@ -330,7 +358,8 @@ def test_a_huge_run_fits_and_says_what_is_missing() -> None:
 @settings(max_examples=20)
 @given(st.text(max_size=60))
 def test_a_new_issues_title_calls_nobody(title: str) -> None:
-    assert_sound(draft(replace(DIED, filed=False, title=title)).body, [DIED.issue])
+    new = replace(DIED, filed=False, title=title, related=())
+    assert_sound(draft(new).body, [DIED.issue])
 
 
 TQ, FIX, CHUNKED = "tq-prefix-hit-unreserved", "vllm-project/vllm#44053", "vllm-project/vllm#41726"
@@ -385,6 +414,7 @@ def test_a_draft_is_a_file_and_a_command_and_nothing_more(
         replace(scenario, status=replace(scenario.status, good="")) for scenario in all_scenarios()
     ]
     monkeypatch.setattr("vllm_repro_intake.run_draft.all_scenarios", lambda **_: unfixed)
+    monkeypatch.setattr("vllm_repro_intake.issue_draft.MOST", 12_000)
     done = harness("draft", str(run), env=env)
     assert done.status == 0, done.err
     (command,) = [line for line in done.out.splitlines() if line.startswith("gh ")]
@@ -396,7 +426,7 @@ def test_a_draft_is_a_file_and_a_command_and_nothing_more(
         missing(
             done.err,
             "the draft has no log; attach logs/reported-1.log",
-            "no room for how the command differs from the reported one",
+            "how the command differs from the reported one; report.md has it",
         )
         == []
     )

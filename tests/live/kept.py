@@ -167,9 +167,10 @@ def judge(kept: KeptRun, out: Path) -> Done:
     latest.unlink(missing_ok=True)
     latest.symlink_to(folder.name)
     printed = io.StringIO()
-    print(kept.first_line, file=printed)
     with contextlib.redirect_stderr(io.StringIO()) as errors:
         report = build(folder)
+        # The banner of today, and the kept choice of a server.
+        print(report.banner, "".join(kept.first_line.partition("Server: ")[1:]), file=printed)
         write_reports(report)
         print_summary(report, printed)
     status = exit_status(report.as_expected)

@@ -97,7 +97,7 @@ def test_a_kept_record_renders_as_it_was_written(kind: type[SearchRecord], path:
     kept = json.loads(path.read_text(encoding="utf-8"))
     record = convert(kept, kind)
     again = json.loads(json.dumps(record.as_dict()))
-    assert again == {name: kept[name] for name in again}
+    assert again == {name: kept.get(name) for name in again}  # an older record lacks a newer key
     assert without_run_links(markdown(record)) == path.with_suffix(".md").read_text(
         encoding="utf-8"
     )

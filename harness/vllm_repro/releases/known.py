@@ -36,6 +36,15 @@ def nearest_cpu_build(version: str) -> str:
     )
 
 
+def compiled_parts(version: str | None) -> str | None:
+    """Return the release whose compiled parts `version` runs over on a CPU; None for its own.
+
+    Also None for what is no known release.
+    """
+    known = version in RELEASES and version not in CPU_BUILDS
+    return nearest_cpu_build(version) if version and known else None
+
+
 def _published(name: str) -> list[str]:
     """Return the final releases of a package on pip's index since `OLDEST`, oldest first."""
     command = [sys.executable, "-m", "pip", "index", "versions", name]

@@ -54,6 +54,7 @@ from vllm_repro.report.timeline import timelines
 from vllm_repro.report.wording import INTERRUPTED, NOT_RUN, not_run_word, refused_words
 from vllm_repro.scenario.patch import Patch
 from vllm_repro.scenario.scenario import Status
+from vllm_repro.servers.launch import WHY_FIRST_RUNNER
 from vllm_repro.trigger.trigger import TriggerResult
 from vllm_repro.trigger.turboquant_workspace import crash_amounts
 from vllm_repro.verdict.outcome import Death, Outcome, Outlasted, is_unexplained
@@ -84,6 +85,8 @@ def build(folder: Path) -> RunReport:
     return report_of(read(folder / "journal.jsonl"), folder, known_secrets(os.environ))
 
 
+_UNTRUE_REASON = "the reported release used the first model runner"
+"""Reason that older journals give for the lab's model runner, whatever the release used."""
 _OTHERS = {
     "bisection.md": "a bisection",
     "threshold.md": "a search of the shortest prompt",
@@ -357,7 +360,10 @@ def _arm(
     report = ArmReport(
         **arm_fields(result),
         command=begun["command"] if begun else "",
-        differences=tuple(begun["differences"]) if begun else (),
+        differences=tuple(
+            text.replace(_UNTRUE_REASON, WHY_FIRST_RUNNER)
+            for text in (begun["differences"] if begun else ())
+        ),
         server=server_report,
         patched=bool(patches or server_report.patched),
         trials=trials,

@@ -42,7 +42,7 @@ from vllm_repro.report.wording import (
 )
 from vllm_repro.trigger.trigger import Amounts
 from vllm_repro.verdict.outcome import Death, Outcome
-from vllm_repro_diagnosis.evidence import banner, simulation_mark
+from vllm_repro_diagnosis.evidence import simulation_mark
 
 _MOST_LISTED = 100
 
@@ -71,7 +71,6 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
         "report.html",
         report=report,
         issue_url=issue_url(report.issue),
-        banner=banner(report.evidence, report.vllm_version),
         mark=simulation_mark(report.evidence),
         notices=notices(report),
         expected=expected_words(report.as_expected),

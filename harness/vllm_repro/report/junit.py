@@ -21,7 +21,6 @@ from vllm_repro.report.text import printable, shorten
 from vllm_repro.report.wording import crash_summary, first_of_each, not_run_word
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import Expected, counted
-from vllm_repro_diagnosis.evidence import banner
 
 _MESSAGE, _TEXT, _FRAMES = 1_000, 8_000, 10
 """Bytes of a message, bytes of a text, innermost frames of a traceback."""
@@ -45,7 +44,7 @@ def junit(report: RunReport) -> str:
         ("verdict", report.verdict.value),
         ("evidence", report.evidence),
         ("vllm_version", report.vllm_version or ""),
-        ("notice", banner(report.evidence, report.vllm_version)),
+        ("notice", report.banner),
         *([("journal_cut", "true")] if report.journal_cut else []),
         *(("patched", text) for text in changed_files(report)),
         *(("throughput", text) for text in throughput_lead(report)),

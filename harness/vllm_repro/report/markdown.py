@@ -18,7 +18,7 @@ from vllm_repro.report.wording import (
     plain_sentence,
 )
 from vllm_repro.verdict.outcome import Death
-from vllm_repro_diagnosis.evidence import banner, simulation_mark
+from vllm_repro_diagnosis.evidence import simulation_mark
 
 
 def markdown(report: RunReport) -> str:
@@ -29,7 +29,6 @@ def markdown(report: RunReport) -> str:
         "report.md",
         report=report,
         title=f"{report.scenario}: {report.verdict}{simulation_mark(report.evidence)}",
-        banner=banner(report.evidence, report.vllm_version),
         notices=notices(report),
         sentence=plain_sentence(report),
         expected=expected_words(report.as_expected),
@@ -78,7 +77,7 @@ def environment_lines(report: RunReport) -> list[str]:
     cards = ", ".join(f"{gpu.name} ({gpu.memory_gb:g} GB)" for gpu in machine.gpus) or "none"
     weights = dict.fromkeys(arm.server.weights for arm in report.arms if arm.server.weights)
     return [
-        f"vLLM {report.vllm_version or 'unknown'}, evidence: {report.evidence}",
+        f"{report.release}, evidence: {report.evidence}",
         f"{machine.os}, {machine.cpus} CPUs, {machine.memory_gb:g} GB, Python {machine.python}",
         f"GPUs: {cards}" + (f", driver {machine.driver}" if machine.driver else ""),
         *(f"Weights: {served}" for served in weights),

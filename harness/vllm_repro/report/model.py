@@ -15,6 +15,7 @@ from vllm_repro.scenario.scenario import Status
 from vllm_repro.servers.base import Replaced
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro.verdict.verdict import ArmResult, Expected, Standing, VerdictReport
+from vllm_repro_diagnosis.evidence import banner, release_name
 
 _SHORT = 80
 """Letters of an arm's edits that fit into a sentence."""
@@ -137,6 +138,21 @@ class RunReport(RunJson, frozen=True, kw_only=True):
         trials = [(arm, trial) for arm in self.arms for trial in arm.trials]
         failed = [pair for pair in trials if pair[1].severity is not None]
         return sorted(failed, key=lambda pair: pair[1].severity or 0)
+
+    @property
+    def compiled(self) -> str | None:
+        """Return the release of the compiled parts; None if they are of the release itself."""
+        return next((arm.server.compiled for arm in self.arms if arm.server.compiled), None)
+
+    @property
+    def release(self) -> str:
+        """Return the vLLM that ran, as `vLLM 0.33.0`, with the release of its compiled parts."""
+        return release_name(self.vllm_version or "of unknown version", self.compiled)
+
+    @property
+    def banner(self) -> str:
+        """Return the report's first line; empty for a GPU."""
+        return banner(self.evidence, self.vllm_version, self.compiled)
 
     @property
     def replaced(self) -> tuple[Replaced, ...]:

@@ -37,10 +37,10 @@ from vllm_repro.scenario.workload import (
     requests_of,
     resolve,
 )
-from vllm_repro.servers.launch import Launch, ServedModel, process_launch
-from vllm_repro.verdict.verdict import Expected
+from vllm_repro.servers.launch import FIRST_RUNNER, Launch, ServedModel, process_launch
+from vllm_repro.verdict.verdict import Expected, Standing
 from vllm_repro_diagnosis.diagnosis import Phase
-from vllm_repro_diagnosis.evidence import Evidence, banner
+from vllm_repro_diagnosis.evidence import Evidence
 
 _TEMPLATE = Path(__file__).with_name("templates") / "repro.txt"
 _COMPLETIONS = "/v1/completions"
@@ -95,7 +95,7 @@ def script(
 
     report: the run that it belongs to. brief: its head has how to use it, and nothing of the bug.
     """
-    launch = _launch(scenario, arm, 0)
+    launch = _launch(scenario, arm, 0, report)
     steps = scenario.workload_of(arm)
     boots = (
         scenario.signature
@@ -134,8 +134,8 @@ def script(
     )
 
 
-def _launch(scenario: Scenario, arm: Arm, port: int) -> Launch:
-    """Return the command of an arm on a plain vLLM.
+def _launch(scenario: Scenario, arm: Arm, port: int, report: RunReport | None = None) -> Launch:
+    """Return the command of an arm on a plain vLLM, with the model runner of the run.
 
     Raises `UsageError` for an arm with patches, or if there is no script.
     """
@@ -148,8 +148,18 @@ def _launch(scenario: Scenario, arm: Arm, port: int) -> Launch:
         )
     evidence = Evidence.GPU if scenario.needs.gpus else Evidence.CPU
     weights = ServedModel(name=scenario.model.name)
+    # Without Triton, as on a CPU, vLLM takes the first runner by itself; on a GPU it may not.
+    first = not scenario.needs.gpus or any(
+        FIRST_RUNNER in each.server.env.items() for each in (report.arms if report else ())
+    )
     return process_launch(
-        scenario, arm, vllm=("vllm",), env={}, weights=weights, port=port, evidence=evidence
+        scenario,
+        arm,
+        vllm=("vllm",),
+        env=dict([FIRST_RUNNER]) if first else {},
+        weights=weights,
+        port=port,
+        evidence=evidence,
     )
 
 
@@ -265,7 +275,7 @@ def _curl(request: Request, command: ServeCommand, seed: str) -> str:
 
 def _about(scenario: Scenario, report: RunReport | None) -> str:
     """Return the script's docstring: the bug, the releases with it, how to use the script."""
-    near = "" if scenario.filed else "Not reported; nearest is "
+    near = "" if scenario.filed else "Not reported. Related, not this bug: "
     lines = [
         f"{scenario.title}.",
         f"{near}{issue_url(scenario.issue)}",
@@ -277,13 +287,13 @@ def _about(scenario: Scenario, report: RunReport | None) -> str:
         *_usage(scenario, report),
         "A chat of a stated length is sent as a completion.",
     ]
-    if report is not None and (notice := banner(report.evidence, report.vllm_version)):
-        lines.append(f"Made from a run of vllm-repro, and itself not run. {notice}")
+    if report is not None and report.banner:
+        lines.append(f"Made from a run of vllm-repro, and itself not run. {report.banner}")
         if report.replaced:
             because = "; ".join(list(dict.fromkeys(part.why for part in report.replaced))[:3])
             lines += wrap(
                 f"The lab replaced {len(report.replaced)} parts, which the report lists"
-                f" ({because}), and served a small model. This script does neither.",
+                f" ({because}), and served a small model or none. This script does neither.",
                 _WIDTH,
             )
     text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
@@ -294,20 +304,26 @@ def _usage(scenario: Scenario, report: RunReport | None) -> list[str]:
     """Return how to use the script, in lines: what to install, arguments, exit status."""
     release = (report and report.vllm_version) or scenario.try_with
     on_cpu = release in CPU_BUILDS and not scenario.needs.gpus
-    install = f" {DISTRIBUTION if on_cpu else 'vllm'}=={release}"
+    install, needs = f" {DISTRIBUTION if on_cpu else 'vllm'}=={release}", str(scenario.needs)
     if "+" in release:
         install = f"; vLLM {release} is a build from source"
+    elif not scenario.needs.gpus and not on_cpu:
+        newest = CPU_BUILDS[-1]
+        needs = f"a GPU; for CPUs there is {DISTRIBUTION} up to {newest}"
+        if scenario.status.standing(newest) is Standing.BAD:
+            needs += ", which has the bug too"
     by_hand = (
         f"Start it on {scenario.needs.nodes} nodes by hand, each with its --node-rank, and use"
         " --url."
     )
     return [
-        f"pip install openai{install}    # needs: {scenario.needs}",
+        f"pip install openai{install}    # needs: {needs}",
         "python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]",
         (
             "Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9:"
             " nine random token ids."
         ),
+        *([f"The run itself: {report.banner}"] if report and report.compiled else []),
         *([by_hand] if scenario.needs.nodes > 1 else []),
     ]
 

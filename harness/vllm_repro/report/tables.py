@@ -124,7 +124,7 @@ def price_sentences(report: RunReport) -> list[str]:
     return [
         f"{arms[name].name_and_edits} {_avoids(arms[name], arms[measured.bug_arm])}gives"
         f" {' and '.join(words)} of the tokens per second of {measured.bug_arm}"
-        f" (vLLM {report.vllm_version}; {_boots(measured, name)};"
+        f" ({report.release}; {_boots(measured, name)};"
         f" {measured.label or 'REHEARSAL'})"
         for name, words in ratios.items()
     ]

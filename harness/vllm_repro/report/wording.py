@@ -41,12 +41,11 @@ def notices(report: RunReport) -> list[str]:
 def plain_sentence(report: RunReport) -> str:
     """Return whether this release showed the bug, what avoided it, and the declared fix."""
     tested = any(arm.expected.has_bug and arm.result is Result.QUIET for arm in report.arms)
-    release = f"vLLM {report.vllm_version or 'of unknown version'}"
     fixed = re.fullmatch(r">=([\d.]+)", report.status.good)
     return plain_text(
         "sentence.txt",
         report=report,
-        who=facts_of(report.evidence).actor.format(release=release),
+        who=facts_of(report.evidence).actor.format(release=report.release),
         changed=_source_word(report),
         failed=_failed(report),
         quiet=tested and report.verdict in (Verdict.QUIET, Verdict.FIXED),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vllm_repro.errors import UsageError
+from vllm_repro.releases.known import compiled_parts
 from vllm_repro.releases.sources import Source
 from vllm_repro.running.state import MeasureOptions, TimeLimits
 from vllm_repro.scenario.patch import read_diff
@@ -160,7 +161,9 @@ def first_line(site: SiteFacts, why: str, version: str | None) -> str:
 
     version: the release, if the site does not know it.
     """
-    first = banner(site.evidence, site.version or version)
+    cached = site.kind.facts.in_lab or (site.kind, site.evidence) == ("process", Evidence.CPU)
+    compiled = compiled_parts(version) if cached else None
+    first = banner(site.evidence, site.version or version, compiled)
     return f"{first + ' ' if first else ''}Server: {site.kind}{f', because {why}' if why else ''}."
 
 

@@ -253,7 +253,11 @@ class VllmServer:
             return None
         if outcome in (Outcome.UNSUPPORTED, Outcome.INFRA):
             return (Unsupported if outcome is Outcome.UNSUPPORTED else InfraError)(conclusion.why)
-        return EngineDied(conclusion, self.log, banner=banner(self.evidence, conclusion.version))
+        return EngineDied(
+            conclusion,
+            self.log,
+            banner=banner(self.evidence, conclusion.version, self._trial.launch.compiled),
+        )
 
     def _make_trial(self, opened: contextlib.ExitStack) -> Trial:
         """Choose and lease a server, make the log's folder, and return the trial to run.

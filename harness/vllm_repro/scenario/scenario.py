@@ -214,7 +214,7 @@ class Dummy:
 
 @dataclass(frozen=True, kw_only=True)
 class Lab(Dummy):
-    """Settings of the lab: a vLLM release on the CPU with CUDA parts replaced, and a tiny model."""
+    """Settings of the lab: a vLLM release on the CPU with parts replaced, and a tiny model."""
 
     # Part of the lab's plugin that shows the bug, such as "scheduler"; see `vllm_repro_lab.parts`.
     mechanism: str

@@ -89,7 +89,7 @@ KINDS: Mapping[ServerKind, KindFacts] = {
     ),
     ServerKind.LAB: KindFacts(
         site="vllm_repro.servers.lab:LabSite",
-        summary="a real release on the CPU, with its CUDA parts replaced",
+        summary="a real release on the CPU, with parts of it replaced",
         evidence=Evidence.LAB,
         options=frozenset({"patch"}),
         any_source=True,

@@ -122,7 +122,7 @@ def read_replaced(path: Path) -> tuple[Replaced, ...]:
 
 
 class LabSite(Site):
-    """The servers of `--server lab`: real vLLM on the CPU, with its CUDA parts replaced.
+    """The servers of `--server lab`: real vLLM on the CPU, with parts of it replaced.
 
     For scenarios with `lab=`; needs no GPU.
     """

@@ -18,6 +18,7 @@ from vllm_repro.servers.launch import (
     FIRST_RUNNER,
     OFFLINE_ENV,
     ON_CPU,
+    WHY_FIRST_RUNNER,
     Launch,
     ServedModel,
 )
@@ -136,11 +137,7 @@ def lab_launch(
             if edit.in_lab
         ),
         ON_CPU,
-        *(
-            []
-            if FIRST_RUNNER in command.env
-            else ["=".join(FIRST_RUNNER) + ": the reported release used the first model runner"]
-        ),
+        *([] if FIRST_RUNNER in command.env else [f"{'='.join(FIRST_RUNNER)}: {WHY_FIRST_RUNNER}"]),
         "VLLM_DEBUG_WORKSPACE=1: vLLM's own lines about the workspace's size",
         (
             "TORCHDYNAMO_DISABLE=1: the sampler is not compiled either, which needs a C++ compiler"

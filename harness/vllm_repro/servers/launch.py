@@ -44,6 +44,10 @@ _NO_WEIGHTS = "none: a rehearsal"
 _DUMMY = "--load-format dummy"
 FIRST_RUNNER = ("VLLM_USE_V2_MODEL_RUNNER", "0")
 """Variable that makes vLLM use its first model runner."""
+WHY_FIRST_RUNNER = (
+    "the lab is made for the first model runner; on GPUs the second is the default from 0.29.0 on,"
+    " and for some models from 0.22.0 on"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

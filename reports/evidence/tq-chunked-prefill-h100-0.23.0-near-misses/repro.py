@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 MODEL = 'Qwen/Qwen3.5-9B'
-ENV = {}
+ENV = {'VLLM_USE_V2_MODEL_RUNNER': '0'}
 COMMAND = r'''
 vllm serve Qwen/Qwen3.5-9B --gpu-memory-utilization 0.95 --kv-cache-dtype turboquant_4bit_nc --max-model-len 102400
     --enable-chunked-prefill --reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser qwen3_coder

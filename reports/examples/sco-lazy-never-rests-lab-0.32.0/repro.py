@@ -1,15 +1,15 @@
 """Simple CPU offload, lazy mode: an engine without requests copies the same blocks to the CPU over and over.
-Not reported; nearest is https://github.com/vllm-project/vllm/issues/37160
+Not reported. Related, not this bug: https://github.com/vllm-project/vllm/issues/37160
 Releases with the bug: >=0.30.0; without: none is declared.
 
 pip install openai vllm==0.32.0    # needs: 1 GPU, 4 GB each
 python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]
 Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9: nine random token ids.
 A chat of a stated length is sent as a completion.
-Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.32.0's own code on a CPU, with its CUDA parts replaced.
+Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.32.0 on a CPU, with parts of it replaced.
 The lab replaced 4 parts, which the report lists (it copies with cuMemcpyBatchAsync, on CUDA streams; torch.cuda.Stream,
-torch.cuda.current_stream and torch.Event need CUDA; memory is pinned with cudaHostRegister), and served a small model.
-This script does neither.
+torch.cuda.current_stream and torch.Event need CUDA; memory is pinned with cudaHostRegister), and served a small model
+or none. This script does neither.
 """
 
 import argparse, contextlib, os, random, re, shlex, signal, socket, subprocess, sys, time, urllib.request
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 MODEL = 'Qwen/Qwen3-0.6B'
-ENV = {}
+ENV = {'VLLM_USE_V2_MODEL_RUNNER': '0'}
 COMMAND = r'''
 vllm serve Qwen/Qwen3-0.6B --max-model-len 960 --block-size 32 --num-gpu-blocks-override 31 --enable-chunked-prefill
     --max-num-batched-tokens 256 --max-num-seqs 8 --enable-prefix-caching

@@ -6,10 +6,10 @@ pip install openai vllm==0.23.0    # needs: 1 GPU, 24 GB each
 python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]
 Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9: nine random token ids.
 A chat of a stated length is sent as a completion.
-Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.23.0's own code on a CPU, with its CUDA parts replaced.
+Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.23.0 on a CPU, with parts of it replaced.
 The lab replaced 14 parts, which the report lists (the CPU platform answers CPU_ATTN for every cache; vLLM's stand-in
 for the module triton lacks next_power_of_2 in some releases; a Triton kernel, and there is no Triton driver for this
-CPU), and served a small model. This script does neither.
+CPU), and served a small model or none. This script does neither.
 """
 
 import argparse, contextlib, os, random, re, shlex, signal, socket, subprocess, sys, time, urllib.request
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 MODEL = 'Qwen/Qwen3.5-9B'
-ENV = {}
+ENV = {'VLLM_USE_V2_MODEL_RUNNER': '0'}
 COMMAND = r'''
 vllm serve Qwen/Qwen3.5-9B --gpu-memory-utilization 0.95 --kv-cache-dtype turboquant_4bit_nc --max-model-len 102400
     --enable-chunked-prefill --reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser qwen3_coder

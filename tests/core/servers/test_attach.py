@@ -35,6 +35,7 @@ from vllm_repro.servers.attach import (
 )
 from vllm_repro.servers.base import ServerFacts
 from vllm_repro.servers.kinds import ServerKind
+from vllm_repro.servers.lab import LabSite
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.trigger.conditions import chunked_prefill
 from vllm_repro.trigger.trigger import SentRequest
@@ -294,3 +295,14 @@ def test_the_first_line_names_the_release_that_runs_already() -> None:
     )
     site.version = "0.24.0"
     assert "imitates vLLM 0.24.0. " in first_line(site, "", "0.28.0")
+
+
+def test_the_first_line_names_the_compiled_parts_of_another_release() -> None:
+    site = LabSite(ServerOptions(), find("sco-hybrid"))
+    lines = [
+        first_line(site, "", version).partition(" on a")[0] for version in ("0.32.0", "0.33.0")
+    ]
+    assert lines == [
+        "LAB: vLLM 0.32.0",
+        "LAB: vLLM 0.33.0 (its Python over the compiled parts of 0.32.0)",
+    ]
