@@ -298,11 +298,5 @@ def test_the_first_line_names_the_release_that_runs_already() -> None:
 
 
 def test_the_first_line_names_the_compiled_parts_of_another_release() -> None:
-    site = LabSite(ServerOptions(), find("sco-hybrid"))
-    lines = [
-        first_line(site, "", version).partition(" on a")[0] for version in ("0.32.0", "0.33.0")
-    ]
-    assert lines == [
-        "LAB: vLLM 0.32.0",
-        "LAB: vLLM 0.33.0 (its Python over the compiled parts of 0.32.0)",
-    ]
+    line = first_line(LabSite(ServerOptions(), find("sco-hybrid")), "", "0.33.0")
+    assert "vLLM 0.33.0 (its Python over the compiled parts of 0.32.0) on a CPU" in line
