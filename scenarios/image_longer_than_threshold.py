@@ -47,8 +47,20 @@ scenario = Scenario(
     ),
     workload=[
         together(
-            request(name="red", path=CHAT, body={"messages": RED, "max_tokens": 4}),
-            request(name="green", path=CHAT, body={"messages": GREEN, "max_tokens": 4}),
+            # while it answers, neither image is alone
+            completion(name="busy", prompt=10, max_tokens=200, ignore_eos=True),
+            request(
+                name="red",
+                path=CHAT,
+                body={"messages": RED, "max_tokens": 4},
+                starts_after=0.3,
+            ),
+            request(
+                name="green",
+                path=CHAT,
+                body={"messages": GREEN, "max_tokens": 4},
+                starts_after=0.3,
+            ),
         ),
     ],
     trigger=sent_with("messages", name="green"),
