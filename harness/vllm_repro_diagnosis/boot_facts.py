@@ -44,6 +44,8 @@ class BootFacts:
     workspace_reserved: bool = False
     # blocks that the simple CPU offload connector holds
     offload_blocks: int | None = None
+    # the name of the architecture is one of a mixture of experts
+    experts: bool = False
     # the "non-default args" line as Python values
     args: Mapping[str, object] = field(default_factory=dict)
     ready: bool = False
@@ -150,6 +152,15 @@ _FACTS: tuple[tuple[str, re.Pattern[str], str, Callable[[re.Match[str]], object]
         re.compile(r"SimpleCPUOffloadScheduler: Allocating (\d+) (?:CPU|offload) blocks"),
         "offload_blocks",
         lambda match: int(match[1]),
+    ),
+    (
+        "Resolved architecture",
+        re.compile(
+            r"Resolved architecture: \w*(?:Moe|MoE|MOE|Mixtral|Deepseek(?:V[2-9]|MTP)|GptOss|Llama4"
+            r"|MiniMaxM|KimiK|Qwen3Next|Dbrx)"
+        ),
+        "experts",
+        lambda _: True,
     ),
 )
 """A fixed word in the line, the pattern to search then, the fact, and its value."""

@@ -359,6 +359,9 @@ def test_a_fact_of_a_boot(text: str, field: str, value: object) -> None:
             "FULL_AND_PIECEWISE",
         ),
         ("x enforce_eager=False, y", "enforce_eager", False),
+        ("Resolved architecture: Qwen3MoeForCausalLM", "experts", True),
+        ("Resolved architecture: DeepseekV4ForCausalLM", "experts", True),
+        ("Resolved architecture: Qwen3ForCausalLM", "experts", False),
     ],
 )
 def test_single_lines(line: str, field: str, value: object) -> None:

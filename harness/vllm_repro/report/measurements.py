@@ -127,6 +127,8 @@ class MeasureReport:
     stopped: tuple[str, ...]
     # why the figures are no claim about vLLM, as a sentence; empty if they are one
     withheld: str
+    # a server's log names a model with a mixture of experts
+    experts: bool
     # every figure is shown beside that word
     rehearsal: bool
 
@@ -184,6 +186,7 @@ def measurements(recording: Recording) -> MeasureReport | None:
         counted=_round_counters(recording, ended, names),
         stopped=tuple(stopped),
         withheld=withheld(started["evidence"]),
+        experts=any((entry.get("boot") or {}).get("experts") for entry in ended.values()),
         rehearsal=rehearsal,
     )
 

@@ -218,6 +218,11 @@ def _doubts(measured: MeasureReport) -> list[str]:
     doubts = []
     if " layers; " in measured.label:
         doubts.append("A ratio of fewer layers is no ratio of the whole model")
+    if measured.experts and measured.label.startswith("random"):
+        doubts.append(
+            "Random weights spread the tokens almost evenly over the experts; real ones may not,"
+            " and then the speed is another"
+        )
     counted = total([phase.counted for phase in measured.counted.values()])
     if counted.draft_tokens and measured.label.startswith("random"):
         accepted = (counted.accepted_tokens or 0) / counted.draft_tokens

@@ -511,6 +511,19 @@ def test_drafts_of_random_weights_stand_beside_their_acceptance(tmp_path: Path) 
     assert "With these random weights 5 % of the draft tokens were accepted" in text
 
 
+@pytest.mark.parametrize(
+    ("weights", "experts", "told"),
+    [("dummy", True, True), ("dummy", False, False), ("real", True, False)],
+)
+def test_experts_of_random_weights_are_named(
+    tmp_path: Path, weights: str, experts: bool, told: bool
+) -> None:
+    journal = measured("gpu", weights)
+    for entry in journal.of("trial-ended"):
+        entry["boot"] = {**entry["boot"], "experts": experts}
+    assert ("evenly over the experts" in markdown(journal.report(tmp_path))) is told
+
+
 def test_without_a_baseline_the_first_arm_that_lives_is_one(tmp_path: Path) -> None:
     journal = died_and_loaded("untriggered")
     journal.header["loads"] = [vars(LOAD) | {"baseline": ""}]
