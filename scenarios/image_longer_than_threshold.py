@@ -90,7 +90,11 @@ scenario = Scenario(
                     " < self.scheduler_config.long_prefill_token_threshold"
                     " < num_encoder_tokens\n"
                 ),
-                why="an image that never fits is split, as up to 0.32.0",
+                why=(
+                    "an image longer than the threshold is split; no fix to propose: it is split"
+                    " also where it would fit, and for models whose image tokens see each other in"
+                    " both directions, for which vLLM sets the flag on GPUs"
+                ),
             ),
         ),
     ],

@@ -66,7 +66,10 @@ scenario = Scenario(
                     " request.drop_stale_output = True\n               "
                     " request.num_stale_output_tokens = request.num_in_flight_tokens\n"
                 ),
-                why="what is in flight is dropped, as after a preemption; 0.32.0 and newer",
+                why=(
+                    "what is in flight is dropped, as after a preemption; 0.32.0 and newer; not for"
+                    " a request whose blocks another one shares"
+                ),
             ),
         ),
     ],

@@ -1,11 +1,12 @@
 """NIXL prefill server with Mamba layers: a request that just fits is preempted for ever.
 
-A Mamba layer keeps its last two states, and with asynchronous scheduling the one before, too, while
-a step is in flight. vLLM's check at start counts two. If the third takes the block that the next
-token needs, the request is the only one to preempt, and preempts itself. In the role kv_producer it
-also loses the token in flight. So it is computed again, is preempted at the same token, and never
-answers. It takes a pool for little more than one request, and a request for two or more tokens: the
-single one that a proxy requests from a prefill server needs no further block.
+With prefix caching (mode `align`) a Mamba layer keeps its last two states, and with asynchronous
+scheduling the one before, too, while a step is in flight. vLLM's check at start counts two. If the
+third takes the block that the next token needs, the request is the only one to preempt, and
+preempts itself. In the roles kv_producer and kv_both it also loses the token in flight. So it is
+computed again, is preempted at the same token, and never answers. It takes a pool for little more
+than one request, and a request for two or more tokens: the single one that a proxy requests from a
+prefill server needs no further block.
 
 Here a request has 32 tokens, and the pool 6 blocks of 16: 1.20 requests by vLLM's boot log.
 In the lab no model runs and NIXL sends nothing. One Mamba layer stands for three of four.

@@ -6,15 +6,15 @@ copy that CUDA refuses during graph capture. The report blames chunked prefill a
 tokens. Neither is needed: `no-chunked-prefill` and `one-draft-token` crash too. The bug needs
 TurboQuant, draft tokens and graphs that include attention. The report also blames piecewise graphs,
 but these do not include attention. vLLM 0.20 keeps full graphs for decode batches here, and crashes
-while it measures their memory, before it creates the KV cache.
+while it measures their memory, before it creates the KV cache. Released 0.20 refuses the reported
+hybrid model; the reporter removed that check.
 
 From 0.21.0 on this error text is gone, but the bug is not. Releases 0.21.0 to 0.23.0 boot and crash
 on the first request (`tq-mtp-first-request`); 0.24.0 and later return wrong tokens
 (`tq-mtp-wrong-tokens`). So the scenario calls no release good, and compares the answers of an
 engine that lives with those of one without graphs.
 
-Released 0.20 refuses the reported hybrid model; the reporter removed that check. A model with full
-attention only needs no such change, so the shape here omits the other layers.
+A model with full attention only needs no such change, so the shape here omits the other layers.
 """
 
 from vllm_repro.vocabulary import *
@@ -180,7 +180,9 @@ scenario = Scenario(
                     "    seq_lens_cpu: torch.Tensor | None = None\n"
                 ),
                 why=(
-                    "use the copies that the runner already has on the host, as 0.21.0 and later do"
+                    "use the copies that the runner already has on the host, as 0.21.0 and later"
+                    " do; no fix to propose: the graph then keeps the branch that the capture took,"
+                    " and answers are wrong, as from 0.24.0 on"
                 ),
             ),
             patched(

@@ -240,24 +240,26 @@ def _first_lines(report: RunReport, why: str, small: str, gpus: bool) -> Iterato
     why, small, gpus: as in `draft`.
     """
     if report.status.good and not report.rehearsal:
-        yield f"**Fixed**: vLLM {cell(report.status.good)} is declared to be without this bug.\n"
+        fixed = "**Fixed**: " * bool(re.fullmatch(r">=[\d.]+", report.status.good))
+        yield f"{fixed}vLLM {cell(report.status.good)} is declared to be without this bug.\n"
     yield f"{_verdict(report)}\n"
     if (shown := _shown_trial(report)) and shown[1].severity is not None:
-        cause = shorten(shown[1].why, _CAUSE)
+        cause = shorten(shown[1].why.partition(". cannot tell: ")[0], _CAUSE)
         yield (
             "- **What:**"
             f" {plain(cause) if shown[1].outcome is Outcome.WRONG_OUTPUT else code(cause)}"
         )
     if report.bug_seen:
         if why:
-            yield f"- **Cause:** {plain(_sentences(why, _CAUSE))}"
+            yield f"- **Cause:** {_prose(_sentences(why, _CAUSE))}"
         if lives := limited([_count(arm, report) for arm in report.arms if avoids(arm)], 4):
-            yield f"- **Avoided by:** {'; '.join(lives)}"
+            yield f"- **Not seen with:** {'; '.join(lives)}"
     yield f"- **Releases:** {cell(shorten(_declared(report), _SENTENCE))}"
     if report.banner:
         word, _, text = shorten(report.banner, _SENTENCE).partition(": ")
         yield f"- **{word}:** {cell(text)}{_holds(report, small, gpus)}"
-    if any(FIRST_RUNNER in arm.server.env.items() for arm in report.arms):
+    modelled = not any("computes no model" in part.effect for part in report.replaced)
+    if modelled and any(FIRST_RUNNER in arm.server.env.items() for arm in report.arms):
         yield f"- **Model runner:** the first ({code('='.join(FIRST_RUNNER))}); no other was tried."
     yield from (f"- {plain(shorten(text, _SENTENCE))}." for text in refusals(report.arms)[:4])
     if report.shortfall:
@@ -270,6 +272,15 @@ def _first_lines(report: RunReport, why: str, small: str, gpus: bool) -> Iterato
             if _ISSUE.fullmatch(each)
         ]
         yield f"- Related, not this bug: {', '.join(links)}"
+
+
+def _prose(text: str) -> str:
+    """Return a scenario's words on one line, with what stands in backticks as code."""
+    span = re.compile(r"`([^`]+)`")
+    written = plain(span.sub("\ue000", text))
+    for name in span.findall(text):
+        written = written.replace("\ue000", code(name), 1)
+    return written
 
 
 def _sentences(text: str, most: int) -> str:
@@ -363,7 +374,7 @@ def _holds(report: RunReport, small: str, gpus: bool) -> str:
 
 def _unit_test(test: str) -> str:
     """Return the folded pytest file; empty without one."""
-    lead = "For `tests/v1/core`. It plays these requests on the scheduler alone:\n\n"
+    lead = "For `tests/v1/core`. It plays these requests without a model:\n\n"
     return _folded("Unit test", lead + fence(test, "python")) if test else ""
 
 
@@ -379,7 +390,7 @@ def _script(report: RunReport, script: str, no_script: str) -> str:
         trial.death and trial.phase in (Phase.BOOT, Phase.WARMUP)
         for _, trial in report.failures[:1]
     ):
-        return "The engine dies while it boots: the command alone shows it."
+        return "The engine dies while it boots, so there is no script."
     if no_script:
         return f"There is no script for a plain vLLM: {no_script}."
     return f"`repro.py` for a plain vLLM:\n\n{fence(script, 'python')}" if script else ""
@@ -434,8 +445,9 @@ def _change(arms: Sequence[ArmReport], diffs: Mapping[str, str], reasons: Mappin
     """Return the folded diff that these arms have in common. diffs, reasons: as in `draft`."""
     arm, diff, why = arms[0], diffs.get(arms[0].name, ""), reasons.get(arms[0].name, "")
     untried = "".join(cell(untried_note(file)) for file in arm.server.patched).removeprefix("; ")
+    aim = "What it stands for" if arm.expected.has_bug else "Why it helps"
     text = (
-        (f"Why it helps: {cell(shorten(why, _CAUSE))}.\n\n" * bool(why))
+        (f"{aim}: {_prose(shorten(why, _CAUSE))}.\n\n" * bool(why))
         + ("" if diff else f"{how_to_apply(arm)}.\n\n")
         + (f"{untried}.\n\n" if untried else "")
         + fence(diff or diff_of(arm), "diff")
@@ -449,7 +461,10 @@ def _measured(report: RunReport) -> Iterator[_Part]:
     if not (report.measured and report.measured.shown) and (kept := kept_prices(report.scenario)):
         yield (
             "Throughput",
-            "Measured in another run: " + " ".join(f"{cell(price)}." for price in kept),
+            "Measured in another run: "
+            + " ".join(f"{cell(price)}." for price in kept)
+            + " A ratio of fewer layers is no ratio of the whole model."
+            * (" layers; " in str(kept)),
         )
     elif text:
         summary = heading.removeprefix("## ")
@@ -530,5 +545,6 @@ def _footer(report: RunReport) -> str:
     """Return the draft's last line: what made it, and that secrets are replaced."""
     return (
         f"<sub>Made by vllm-repro {cell(shorten(report.harness_version, 40))} from the journal of"
-        " one run. Keys, user names, hosts and addresses are replaced by words in brackets.</sub>"
+        " one run; its cause is the scenario's, which knows other runs, too. Keys, user"
+        " names, hosts and addresses are replaced by words in brackets.</sub>"
     )

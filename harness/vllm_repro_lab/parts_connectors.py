@@ -20,8 +20,7 @@ OFFLOAD = (
         "it copies with cuMemcpyBatchAsync, on CUDA streams",
         "the same lists of blocks are copied, and at once. When a store is over is a setting "
         "here: it is reported one step after the step "
-        "that started it. The lists come from vLLM's scheduler half, where the bug is and "
-        "nothing is replaced",
+        "that started it. The lists come from the connector's scheduler half, which is vLLM's own",
     ),
     Part(
         _SIMPLE_WORKER,
@@ -73,8 +72,8 @@ OFFLOADING = (
         "CPUOffloadingSpec.get_worker",
         "it copies with CUDA streams, events and kernels",
         "a transfer moves no data and is reported one poll after it began. Which blocks are"
-        " transferred, and when, is decided in vLLM's scheduler half, where the bug is and nothing"
-        " is replaced. Answers from loaded blocks prove nothing",
+        " transferred, and when, is decided in the connector's scheduler half, which is vLLM's own."
+        " Answers from loaded blocks prove nothing",
         otherwise=("CPUOffloadingSpec.get_handlers",),
     ),
 )
@@ -152,7 +151,8 @@ SCHEDULER = (
         "EngineCoreProc._process_input_queue",
         "which requests share a step depends on when they arrive",
         "an idle engine waits for more requests after the first, and takes those that came shortest"
-        " first. So each run has the same steps. On a GPU the same burst may need many tries",
+        " first. So each run has the same steps. Requests that come together may need many tries"
+        " on a GPU",
         runs=True,
     ),
     Part(
