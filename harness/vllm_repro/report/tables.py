@@ -138,9 +138,9 @@ def _avoids(arm: ArmReport, bug_arm: ArmReport) -> str:
 
 
 def _boots(measured: MeasureReport, arm: str) -> str:
-    """Return the number of boots behind an arm's price: `3 boots each`."""
+    """Return the number of boots behind an arm's price: `3 boots each`; with one, a caveat."""
     boots = min(speed.price.boots for speed in measured.shown if speed.arm == arm and speed.price)
-    return f"{plural(boots, 'boot')} each"
+    return f"{plural(boots, 'boot')} each{', too few to call it a difference' * (boots < 2)}"
 
 
 def _interval(ratio: Ratio) -> str:

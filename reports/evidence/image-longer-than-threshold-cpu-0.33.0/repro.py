@@ -23,14 +23,16 @@ vllm serve Salesforce/blip2-opt-2.7b --enforce-eager --max-model-len 256 --max-n
 # One list is sent at the same time; a number is a pause in seconds.
 STEPS = [
     [
-        dict(name='red', path='/v1/chat/completions', body={'messages': [{'role': 'user', 'content': [{'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC'}}]}], 'max_tokens': 4}),
-        dict(name='green', path='/v1/chat/completions', body={'messages': [{'role': 'user', 'content': [{'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNg+M8AAAICAQBF9FLUAAAAAElFTkSuQmCC'}}]}], 'max_tokens': 4}),
+        dict(name='busy', tokens=10, max_tokens=200, temperature=0, ignore_eos=True),
+        dict(name='red', path='/v1/chat/completions', starts_after=0.3, body={'messages': [{'role': 'user', 'content': [{'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC'}}]}], 'max_tokens': 4}),
+        dict(name='green', path='/v1/chat/completions', starts_after=0.3, body={'messages': [{'role': 'user', 'content': [{'type': 'image_url', 'image_url': {'url': 'data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNg+M8AAAICAQBF9FLUAAAAAElFTkSuQmCC'}}]}], 'max_tokens': 4}),
     ],
 ]
 REPORTED = 'requests without an answer'
 STALL_S = 600  # without an answer for so long, a request hangs
 SETTLE_S = 5  # the engine may die after the last answer
 NOT_SENT = "name path tokens shared conversation may_fail".split()
+NOT_SENT += ["starts_after", "leaves_after"]
 USUAL = "model prompt messages max_tokens temperature stream".split()
 LOG = Path("repro.log")
 EXCEPTION = re.compile(r"(\([^)]*pid=\d+\) )?(ERROR \S+ \S+ \[[^]]*\] ?)?([A-Za-z_][\w.]*(Error|Exception)(: .*)?)$")
@@ -45,12 +47,15 @@ def send(server, request, seed=""):
         lengths[request.get("conversation", seed)] = request["tokens"] - lengths["shared"]
         body["prompt"] = sum((random.Random(key).choices(range(1000, 3000), k=lengths[key]) for key in lengths), [])
     path, stream, result = request.get("path", "/v1/completions"), body.get("stream", False), "ok"
+    time.sleep(request.get("starts_after", 0))
     try:
+        client = client.with_options(timeout=request.get("leaves_after", STALL_S))
         answer = client.post(url + path, body=body, cast_to=object, stream=stream, stream_cls=openai.Stream[object])
         texts = re.findall(r"'(?:text|content)': (?:'(.*?)'|\"(.*?)\")[,}]", str(list(answer) if stream else answer))
         what = f"answered {''.join(one or other for one, other in texts)[:80]!r}"
     except openai.APITimeoutError:
         result, what = "hang", f"no answer within {STALL_S} s"
+        result, what = ("ok", "left") if "leaves_after" in request else (result, what)
     except openai.APIStatusError as error:
         what = f"HTTP {error.status_code}: {str(error.body)[:300]}"
         named = error.status_code == 400 and any(name in what for name in body if name not in USUAL)
