@@ -24,7 +24,8 @@ def test_git_applies_every_diff_of_a_draft_to_its_release(folder: Path, tmp_path
     made = report(folder)
     packages = provision(Source(release=made.vllm_version or "")).packages
     body = (folder / "issue.md").read_text(encoding="utf-8")
-    shown = re.findall(r"for git apply</summary>\n\n```diff\n(.*?)\n```", body, re.S)
+    reason = r"(?:(?!```)[^\n]+\n\n)*"
+    shown = re.findall(rf"for git apply</summary>\n\n{reason}```diff\n(.*?)\n```", body, re.S)
     assert shown
     assert "by hand" not in body
     for diff in shown:
