@@ -43,7 +43,7 @@ _MOST_FRAMES = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """What one trial showed: its outcome, the trigger's evidence, the death, and the counts."""
+    """Result of one trial: outcome, evidence of the trigger, death and counts."""
 
     outcome: Outcome
     phase: Phase | None

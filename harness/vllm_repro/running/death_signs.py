@@ -17,7 +17,7 @@ from vllm_repro_diagnosis.log_text import read_lines
 
 
 class Channel(StrEnum):
-    """Where the harness can see that an engine died: process, log, answers, counters and more."""
+    """Place where the death of an engine shows, such as its process or its log."""
 
     PROCESS = "process"  # the server's process exited
     CONTAINER = "container"  # its container exited

@@ -43,7 +43,7 @@ async def follow(path: Path) -> AsyncIterator[tuple[str, float]]:
 
 
 def _size(path: Path) -> int:
-    """Return the bytes in the file; 0 if there is none."""
+    """Return the size of a file in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:

@@ -488,7 +488,7 @@ class Scenario:
         return (self.lab.vllm if self.lab else "") or self.try_with
 
     def reported(self) -> ServeCommand:
-        """Return the reported command, parsed. Raises `CommandError` if it is none."""
+        """Return the reported command, parsed. Raises `CommandError` for any other text."""
         return parse(self.command)
 
     def arm(self, name: str) -> Arm | None:

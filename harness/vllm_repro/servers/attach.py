@@ -199,7 +199,7 @@ class AttachServer(Server):
             await asyncio.shield(asyncio.to_thread(self._copier.join, 2.0))
 
     def processes(self) -> tuple[int, ...]:
-        """Return the server's pids, the one that listens first; empty if none is seen here."""
+        """Return the server's pids; first the one that listens. Empty if none is seen here."""
         if self._process is None:
             return ()
         with contextlib.suppress(psutil.Error):  # it has ended

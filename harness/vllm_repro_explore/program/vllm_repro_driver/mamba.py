@@ -50,7 +50,7 @@ _TAILS = _source_contains("vllm.v1.attention.backends.mamba_attn", "padded_promp
 
 
 class States:
-    """Where the Mamba states of each request lie in its block table, step by step."""
+    """Places of the Mamba states of each request in its block table, step by step."""
 
     def __init__(
         self,
