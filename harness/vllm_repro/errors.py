@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 
 class ReproError(Exception):
-    """Root of the tree. `str(error)` is one sentence; `hint` is the next step, or empty."""
+    """Base of this package's errors: a text of one sentence, and a `hint`, which may be empty."""
 
     exit_status = 70
 

@@ -16,9 +16,10 @@ from typing import Any
 
 @cache
 def additions(kind: str) -> dict[str, EntryPoint]:
-    """Return the entry points that installed features add of a kind, such as verbs, by name.
+    """Return the entry points of the group `vllm_repro.<kind>`, such as verbs, by name.
 
-    Nothing is imported. The metadata are read once in a process.
+    They come from installed features: packages beside the core. Nothing is imported. The metadata
+    are read once in a process.
     """
     entries = sorted(entry_points(group=f"vllm_repro.{kind}"), key=lambda entry: entry.name)
     # A feature whose folder was deleted may still be named in the metadata.
@@ -26,7 +27,7 @@ def additions(kind: str) -> dict[str, EntryPoint]:
 
 
 def load(kind: str, name: str) -> Any:
-    """Import and return the object that an installed feature adds of a kind as `name`.
+    """Import and return what the entry point `name` of `vllm_repro.<kind>` refers to.
 
     Raises `KeyError` if no installed feature has it.
     """

@@ -13,7 +13,8 @@ _CHECKOUT = _PACKAGE.parent.parent
 def _data_folder(in_checkout: str, in_wheel: str) -> Path:
     """Return a folder of the package's own files: in the checkout, else in the installed wheel.
 
-    Raises `HarnessBug` if neither has it.
+    in_checkout: path below the checkout. in_wheel: name below the package's `_data`. Raises
+    `HarnessBug` if neither has it.
     """
     # The checkout first, so that an edited scenario is used.
     checkout = [_CHECKOUT / in_checkout] if (_CHECKOUT / "pyproject.toml").is_file() else []
@@ -34,5 +35,5 @@ def ledger_file() -> Path:
 
 
 def rehearsal_engine() -> Path:
-    """Return the folder of the rehearsal engine, for `python FOLDER serve …`."""
+    """Return the folder of the rehearsal engine (`python FOLDER serve …`), which imitates vLLM."""
     return _data_folder("fixtures/rehearsal", "rehearsal")

@@ -46,9 +46,10 @@ _DRAFTERS = frozenset({"mimo", "deepseek_v4"})
 
 @dataclass(frozen=True)
 class TinyModel:
-    """Shape of a tiny model. Sizes are numbers of elements, lengths are in tokens.
+    """Shape of a tiny model: few layers, and random weights in place of trained ones.
 
-    Raises `ValueError` for a shape that no model has.
+    Sizes are numbers of elements, lengths are in tokens. Raises `ValueError` for a shape that no
+    model has.
     """
 
     family: Family = "qwen3"
@@ -117,7 +118,7 @@ class TinyModel:
     def width(self) -> int:
         """Hidden size: `hidden`, or heads x head_dim without it; always 4,096 with `fp8`.
 
-        A mimo ignores `hidden`, because vLLM derives its head size from the hidden size.
+        The family "mimo" ignores `hidden`: vLLM derives its head size from the hidden size.
         """
         if self.fp8:
             return _FP8_WIDTH
@@ -127,7 +128,7 @@ class TinyModel:
 
     @property
     def slug(self) -> str:
-        """Folder name, unique for each shape."""
+        """Name for the model's folder, different for each shape."""
         digest = hashlib.sha256(repr(self).encode()).hexdigest()[:8]
         return f"{self.family}-{self.layers}x{self.heads}x{self.kv_heads}x{self.head_dim}-{digest}"
 

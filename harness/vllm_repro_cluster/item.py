@@ -94,7 +94,7 @@ class Item:
 def start_item(ray: Any, item: Item, node: int, files: Mapping[str, bytes]) -> Any:
     """Start `run_item` on the cluster and return the stream of its chunks.
 
-    node: index in the item's placement group.
+    node: index in the item's placement group. files: as in `run_item`.
     """
     placed = {}
     if item.group is not None:

@@ -124,7 +124,8 @@ class _LaterDeaths:
 def _container_of(line: Line, streams: dict[str, _Container]) -> _Container:
     """Return the container whose server printed a line; add it to `streams` if it is new.
 
-    A report of another program is of the only vLLM server in the text, if there is one.
+    A line in which another program reports an end, such as compose's "exited with code 137", goes
+    to the only vLLM server in the text if one of the two has no container's name.
     """
     server = streams.get(line.stream)
     if server is not None and (server.of_vllm or server.life.of_vllm):
@@ -173,7 +174,7 @@ class _Container:
         self._silent: list[_SilentLife] = []
 
     def end_life(self) -> None:
-        """Judge the present life, keep its diagnosis if it counts, and begin the next."""
+        """Judge the present life, keep its diagnosis if it died or fell silent, begin the next."""
         life = self.life
         self.life = ServerLife(life)
         diagnosis = self._judge(life, None)
@@ -186,6 +187,7 @@ class _Container:
         """Return the diagnosis of the first life that died, else fell silent, else of the last.
 
         Call it once, at the end of the log: it judges the present life and counts its death.
+        we_terminated: the caller stopped the server; it is about the last life alone.
         """
         last = self._judge(self.life, we_terminated)
         if self.died is not None:
@@ -308,7 +310,7 @@ class _Order:
 
     @property
     def broken(self) -> bool:
-        """Return True if the lines are in a wrong order, by their times or by most tracebacks."""
+        """Return True if the order is wrong: times often fall, or most tracebacks are reversed."""
         falls = self._earlier >= _FALLS and self._earlier * 2 > self._later
         return falls or self._reversed * 2 > self._headers
 
@@ -318,7 +320,7 @@ _FALLS = 3
 
 
 def _without_order(diagnosis: Diagnosis, stopped: bool) -> Diagnosis:
-    """Return the diagnosis of a log in the wrong order. It has no cause: causes come first.
+    """Return the diagnosis of a log in a wrong order: without root and phase, which need the order.
 
     stopped: a server logs a shutdown. Then `died` is None: what it prints after the shutdown looks
     like a death.

@@ -95,7 +95,10 @@ def facts_of(evidence: str | None) -> EvidenceFacts:
 
 
 def release_name(version: str | None, compiled: str | None = None) -> str:
-    """Return `vLLM 0.33.0`, and of which release the compiled parts are if not of this one."""
+    """Return a name such as `vLLM 0.33.0`.
+
+    compiled: the release of its compiled parts, if it is another; the name then states it.
+    """
     name = f"vLLM {version}" if version else "vLLM"
     return f"{name} (its Python over the compiled parts of {compiled})" if compiled else name
 

@@ -191,7 +191,7 @@ def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
     """Return the diagnosis of one life of a server, by the first rule that applies.
 
     A log among prose or bare lines is also judged as a pasted text: the richer answer counts. This
-    ends the reading of `life`: feed it no more lines. It sets all but `evidence`.
+    ends the reading of `life`: feed it no more lines. The diagnosis lacks its `evidence`.
     """
     life.finish()
     inside = life.cut_inside  # before the tracebacks are closed
@@ -239,9 +239,10 @@ def _by_first_rule(case: _Case) -> Diagnosis:
 
 
 def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
-    """Return the diagnosis of a death with its line, its time and the line that explains it.
+    """Return the diagnosis of a death with its line and time, and a line that explains it in `why`.
 
-    A root that names no cause is removed: a sentence quotes it. Other diagnoses stay as they are.
+    A root that only reports a failed process is removed, and quoted in `why`. A diagnosis of no
+    death is returned as it is.
     """
     if not diagnosis.died:
         return diagnosis
@@ -331,9 +332,10 @@ def _by_exception(
 
 
 def _by_first_line(case: _Case, meanings: Mapping[AnySign, str]) -> Diagnosis | None:
-    """Return "cannot tell" with the first line of the first of these signs that the log has.
+    """Return "cannot tell", with the line of the first sign in `meanings` that the log shows.
 
-    meanings: begins the sentence, by sign, the most important first. None without such a sign.
+    meanings: the beginning of the sentence for each sign, the most important sign first. None if
+    the log shows none of them.
     """
     for kind, meaning in meanings.items():
         if sign := case.life.first.get(kind):
@@ -444,7 +446,8 @@ def _crash(case: _Case, crash: Sign, root: Root | None = None) -> Diagnosis:
 def _silent_end(case: _Case) -> Diagnosis | None:
     """Judge an EngineCore that ended without logging it, as the API server noticed.
 
-    None if the API server misses no engine, or was asked to stop before.
+    None if the API server misses no engine or was asked to stop before, and if a later rule fits
+    better: for a pasted text, or an exception that left the engine's step or boot.
     """
     life = case.life
     if case.engine_missing is None or case.stop_asked is not None or _left_the_engine(case):
@@ -493,7 +496,7 @@ def _without_fatal_line(case: _Case) -> Diagnosis | None:
     """Judge an uncaught exception or a native crash in a log without the engine's fatal line.
 
     An exception counts if it left an engine's step or boot, or ended a starting server. None for a
-    paste.
+    pasted text, and for what came after a request to stop.
     """
     life = case.life
     if case.paste:
@@ -1008,7 +1011,7 @@ def _names_in(links: tuple[Raised, ...]) -> frozenset[str]:
 
 
 def _tells_phase(functions: frozenset[str]) -> bool:
-    """Return True if the functions show what the engine did."""
+    """Return True if the functions show what the engine did: warm up, step or boot."""
     return warming_up(functions) or stepping(functions) or booting(functions)
 
 

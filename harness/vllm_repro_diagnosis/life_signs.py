@@ -309,7 +309,7 @@ class ServerLife:
 
     @property
     def survived_until(self) -> float:
-        """Return the line up to which the engine survived all errors: of its third last answer.
+        """Return the line of the server's third last answer: the engine survived all errors above.
 
         0 with fewer answers.
         """
@@ -347,7 +347,7 @@ class ServerLife:
         self._logged += count
 
     def finish(self) -> None:
-        """Read the doubtful lines kept so far. The next life does not inherit their pids."""
+        """Read the lines kept as possible quotes. The next life does not inherit their pids."""
         self._known = set()
         while self._doubtful:
             self._take(self._doubtful.popleft())
@@ -355,7 +355,7 @@ class ServerLife:
     def _is_doubtful(self, line: Line) -> bool:
         """Return True if the line may be quoted: its process never logged before, or has no name.
 
-        That counts only for a server whose boot is in this log.
+        False before the server is ready, and if its boot is not in this log.
         """
         if not self.ready or not self.booted or self.first_engine_line is None:
             return False
@@ -430,7 +430,10 @@ class ServerLife:
         return self._in_environment
 
     def _keep_prose(self, text: str) -> None:
-        """Keep a line that no server logged, up to 20,000 characters in all, and set `quoted`."""
+        """Keep a line that no server logged, up to 20,000 characters in all.
+
+        Set `self.quoted` if it holds vLLM's words for a death.
+        """
         if self._prose_length < _PROSE:
             self.prose.append(text)
             self._prose_length += len(text)
@@ -486,10 +489,12 @@ class ServerLife:
         return self._report(named.strip(), line.number)
 
     def _report(self, text: str, number: float) -> Meaning | None:
-        """Return the sign in another program's report, or None.
+        """Return what another program, such as a shell or the kubelet, reports of the server.
 
-        None if the lines around name a third program. Such a name below the reports drops their
-        signs.
+        None if the line reports nothing, if a later answer refutes it, or if the last name above it
+        in its block is another program's. A block is a run of lines without a server's prefix. If
+        its first name is below its reports and not the server's, their signs are removed from
+        `self.first`.
         """
         if number > self._last_bare + 1 or not text or PROMPT.match(text):
             self._of_server, self._block = None, number

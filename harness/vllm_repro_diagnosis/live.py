@@ -56,7 +56,7 @@ def command_of(pid: int) -> str:
 
 
 def _stat(path: str) -> list[str]:
-    """Return the fields of a stat file from the state on; the name before may hold anything.
+    """Return the fields of a /proc stat file behind the process's name, the state first.
 
     Raises `OSError` if the process is gone.
     """
@@ -127,7 +127,7 @@ def _files_of(pid: int) -> set[str]:
 def tree_of(pid: int) -> list[int]:
     """Return the pids of the server that a process belongs to, the API server's first.
 
-    Return none if the process is gone.
+    Empty if the process is gone.
     """
     while parent := _parent(pid):
         command = command_of(pid)

@@ -74,7 +74,7 @@ class Line(NamedTuple):
 
     @property
     def has_other_format(self) -> bool:
-        """Return True if a user's format printed it, which leaves a record's further lines bare."""
+        """Return True for a format unlike vLLM's, whose prefix only a record's first line has."""
         return bool(self.source) and not self.source[-1:].isdigit()
 
     @property
@@ -222,7 +222,7 @@ def read_lines(
     yielded too.
 
     source: the whole text, an open file, or an iterable of pieces that each hold whole lines.
-    runs: skips lines of a binary file.
+    runs: skips runs of access lines and token counts, if `source` is an open binary file.
     """
     prefixes = Prefixes()
     runs = runs or AccessRuns()
@@ -241,7 +241,10 @@ def read_lines(
 
 
 def _pieces(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[float, str, int, str]]:
-    """Split lines of a file; yield (number, container, where a collector's prefix ends, text)."""
+    """Split lines at carriage returns; yield (number, container, end of collector's prefix, text).
+
+    The numbers of the pieces of one line differ by fractions.
+    """
     last: float = 0
     for number, physical in lines:
         for piece in _carriage_pieces(physical):
@@ -255,9 +258,9 @@ def _pieces(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[float, str, int,
 def _physical_lines(
     source: str | bytes | Iterable[str | bytes], runs: AccessRuns
 ) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of the lines of `source`; of a line of JSON the log lines in it.
+    """Yield (number, text) of the lines of `source`; of JSON and CSV the log lines in them.
 
-    Wrapped lines are joined, and `runs` may then skip nothing.
+    Lines that a terminal wrapped are joined, and `runs` may then skip nothing.
     """
     if isinstance(source, io.BufferedReader) and _encoding(source.peek(2)) != "utf-8":
         source = source.read()
@@ -377,7 +380,7 @@ def _rows(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]
 
 
 def _bounded(file: io.IOBase) -> Iterator[str | bytes]:
-    """Yield a file in pieces of at most `MAX_LINE`, only the first piece of a longer line."""
+    """Yield the lines of a file, each cut at `MAX_LINE` characters or bytes."""
     whole = True
     while piece := file.readline(MAX_LINE):
         if whole:
@@ -490,7 +493,10 @@ def _split_glued(number: float, stream: str, piece: str, at: int) -> tuple[Line,
 
 
 def _parse(number: float, stream: str, raw: str, at: int) -> Line:
-    """Return a line with the process, pid, level, time and source that its prefixes name."""
+    """Return a line with the process, pid, level, time and source that its prefixes name.
+
+    at: index in `raw` at which the prefixes begin.
+    """
     process, pid = "", None
     # Ray puts a prefix before vLLM's, and a launcher the rank; the innermost names the process.
     while raw.startswith(("(", "[rank"), at) and (match := _PROCESS.match(raw, at)):

@@ -78,11 +78,10 @@ class MetricsReading:
 
     @property
     def progress(self) -> tuple[float, ...]:
-        """Return counters and KV cache usage, of which one changes whenever the engine proceeds.
+        """Return (steps, prompt tokens, output tokens, KV cache usage); one changes with progress.
 
-        Between chunks of one long prompt only the KV cache usage changes.
-
-        That usage does not count while no request runs: a connector may hold blocks for ever.
+        Between chunks of one long prompt only the KV cache usage changes. It is 0 while no request
+        runs: a connector may hold blocks for ever.
         """
         return (
             self.step_count,

@@ -21,7 +21,7 @@ _DRIVER = ("CUDA", "Cuda", "NCCL", "HIP", "GPU")
 
 
 def as_lines(diagnosis: Diagnosis, name: str = "") -> list[str]:
-    """Return the lines to print: a simulation's banner, the verdict, where, and the details.
+    """Return the lines to print: a simulation's banner, the verdict, its place, and the traceback.
 
     name: of the log's file.
     """
@@ -60,9 +60,10 @@ def where(diagnosis: Diagnosis, name: str = "") -> str:
 
 
 def details(diagnosis: Diagnosis, above: str) -> list[str]:
-    """Return the last 12 frames, without those of libraries above the last, and the exception.
+    """Return lines with the last 12 frames of the traceback, and a line with the exception.
 
-    Empty without an exception. above: the text before them; an exception in it is not repeated.
+    A frame of a library such as torch is kept only if it is the innermost of all. Empty without an
+    exception. above: the text printed before; if it holds the exception, that line is left out.
     """
     if not diagnosis.exception:
         return []
@@ -77,9 +78,9 @@ def details(diagnosis: Diagnosis, above: str) -> list[str]:
 
 
 def next_steps(diagnosis: Diagnosis, name: str, message: str) -> list[str]:
-    """Return what to do about a death that no known scenario matches.
+    """Return what to do about a death that no known scenario matches, a sentence for each step.
 
-    message: its message without secrets.
+    name: of the log's file. message: of the exception, without secrets.
     """
     steps = []
     if diagnosis.exception:
@@ -127,7 +128,7 @@ def first_death(diagnoses: Mapping[str, Diagnosis]) -> str:
     """
 
     def order(name: str) -> tuple[int, int, str]:
-        """Return the sort key of a log."""
+        """Return a log's sort key: (0 for a death, 1 without a cause of its own, time)."""
         diagnosis = diagnoses[name]
         root = diagnosis.root
         explained = root is None or root.of_consequence
@@ -138,7 +139,10 @@ def first_death(diagnoses: Mapping[str, Diagnosis]) -> str:
 
 
 def as_values(diagnosis: Diagnosis) -> dict[str, object]:
-    """Return a diagnosis as the fields of JSON output."""
+    """Return a diagnosis as a dict for JSON, whose keys are the names of fields and properties.
+
+    A frame is `file:function`; `wrapped` is True if a wrapper reports the exception.
+    """
     return {
         "evidence": diagnosis.evidence,
         "died": diagnosis.died,
@@ -184,7 +188,10 @@ def live_lines(finding: Finding, reading: Reading, at: str) -> list[str]:
 
 
 def live_values(finding: Finding, reading: Reading) -> dict[str, object]:
-    """Return the state of a live server as the fields of JSON output."""
+    """Return the state of a live server as a dict for JSON.
+
+    `kind`, `why` and `do` are of the finding; `at` has the pids that hang; the rest was observed.
+    """
     return {
         "kind": finding.kind,
         "hangs": finding.kind.hangs,

@@ -271,10 +271,10 @@ _LONGEST = 600
 
 
 def report_of(text: str) -> Report | None:
-    """Return the other program's report in a line without vLLM's prefix; None if it has none.
+    """Return what another program reports of the server in a line without vLLM's prefix, or None.
 
-    A report on another time, or on a program that is known to be another, is none. One on a program
-    with an unknown name is `UNSURE`. A report of trouble always counts.
+    None if the line reports nothing, is about the past, or names a program that is known not to be
+    the server. The meaning is `UNSURE` if the name is unknown. A report of trouble always counts.
     """
     if len(text) > _LONGEST or _WORDS.search(text) is None:
         return None
@@ -381,9 +381,9 @@ def of_other_program(text: str) -> bool:
 
 
 def names_server(text: str) -> bool | None:
-    """Return whether a line names the server as what the lines around it report on.
+    """Return True if a line names the server as the subject of the lines around it.
 
-    False: it names another program. None: it names nothing.
+    Such a line is `Name: vllm-0`. False: it names another program. None: it names nothing.
     """
     if len(text) > _LONGEST:
         return None

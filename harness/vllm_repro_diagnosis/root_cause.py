@@ -17,10 +17,14 @@ from vllm_repro_diagnosis.tracebacks import ENGINE_NAMES, Frame, Raised, bare_na
 
 @dataclass(frozen=True, kw_only=True)
 class Root:
-    """The exception that is the root cause of a death, as the log printed it."""
+    """Exception to report as the cause: the log printed it, or another exception quotes its text.
 
+    Such a wrapper is EngineCore's `Worker failed with error '…'`.
+    """
+
+    # the exception itself; the wrapper if the log holds only its text
     raised: Raised
-    # EngineCore quoted it
+    # a wrapper reports it
     wrapped: bool = False
     # False if the log holds no more than the quoted text
     class_known: bool = True
@@ -31,17 +35,17 @@ class Root:
 
     @property
     def printed(self) -> Raised:
-        """Return the last exception of the chain in which it was printed; `links` has the whole."""
+        """Return the last exception of its chain; `links` of that one are the whole chain."""
         return self.last or self.raised
 
     @property
     def message(self) -> str:
-        """Return its message; the quoted text if the log holds no more than that."""
+        """Return its message, or the part of it that a wrapper quotes if only that is known."""
         return self.raised.message if self.class_known or self.quoted is None else self.quoted
 
     @property
     def frames(self) -> tuple[Frame, ...]:
-        """Return the frames of the code that failed, not the wrapper's own."""
+        """Return its frames, outermost first; empty if the log holds only its quoted text."""
         return self.raised.frames if self.class_known else ()
 
     @property
@@ -51,12 +55,12 @@ class Root:
 
     @property
     def of_termination(self) -> bool:
-        """Return True if processes print this because another one ended."""
+        """Return True if it is printed because a process ends: an exit, cleanup, dead engine."""
         return _of_termination(self.raised)
 
     @property
     def of_lost_peer(self) -> bool:
-        """Return True if it only reports a lost rank, which that rank's log explains."""
+        """Return True if it only reports a lost connection to another rank; see that rank's log."""
         return any(text in self.raised.message for text in _LOST_PEER)
 
     @property
@@ -124,7 +128,7 @@ _TELLING = 20
 
 
 def squeeze(text: str) -> str:
-    """Undo what pasting and wrapping change: return single blanks and straight quotes."""
+    """Return a text with single blanks and straight quotes: pasting and wrapping change both."""
     return " ".join(text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}).split())
 
 
@@ -135,9 +139,9 @@ def unwrap(message: str) -> str | None:
 
 
 def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: float = 0) -> Root | None:
-    """Return the root cause among the exceptions of one life; None if the engine raised none.
+    """Return the root cause among the exceptions of a server's life; None if no engine raised one.
 
-    paste: the text is no log, so exceptions of any process count.
+    paste: the text is pasted, not a log; if no exception is an engine's, all of them count.
     survived: line up to which the engine survived its exceptions.
     """
     candidates = _candidates(
@@ -176,9 +180,11 @@ def _candidates(raised: Sequence[Raised], paste: bool) -> list[Raised]:
 
 
 def _starting_exception(candidates: Sequence[Raised]) -> Raised:
-    """Return the exception to begin with: the last words of an engine, else the most telling.
+    """Return the exception at which the search for the root begins.
 
-    candidates: at least one.
+    It is the first below a line such as "EngineCore encountered a fatal error.". Else it is the
+    first with frames, else any, that is not only printed because a process ended; else the first
+    of all. candidates: at least one.
     """
     preferences: tuple[Callable[[Raised], bool], ...] = (
         lambda each: each.headline in _LAST_WORDS,
@@ -203,9 +209,11 @@ def _is_fresh(raised: Raised, survived: float) -> bool:
 
 
 def _behind_wrapper(main: Raised, candidates: Sequence[Raised], fresh: Sequence[Raised]) -> Root:
-    """Return the exception behind one like "Worker failed with error …", else the first of `main`.
+    """Return the exception that `main` wraps, else the first of the chain of `main`.
 
-    fresh: those after the last sign of a living engine.
+    A wrapper quotes another exception ("Worker failed with error '…'"), which is searched in
+    `candidates`, or only reports that a process failed. Then `fresh` is searched: the exceptions
+    after the last sign of a living engine.
     """
     link = _first_link(main)
     quoted = unwrap(link.message)
@@ -266,7 +274,7 @@ def _empty_wrapper(raised: Raised) -> bool:
 
 
 def _is_original(raised: Raised) -> bool:
-    """Return True if it has frames or is native, and does not stand for another exception."""
+    """Return True if it has frames or is C++ code's, and does not only wrap another exception."""
     return (
         bool(raised.frames or raised.native)
         and unwrap(raised.message) is None

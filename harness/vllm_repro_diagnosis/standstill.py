@@ -91,7 +91,7 @@ class Stack:
 
     @property
     def reads_requests(self) -> bool:
-        """Return True for the thread that reads requests, if it is not waiting for one."""
+        """Return True for EngineCore's thread that reads requests, if it is not waiting for one."""
         return "process_input_sockets" in self.functions and not _POLLING & self.functions
 
     @property
@@ -258,13 +258,16 @@ class Reading:
 
     @property
     def open(self) -> bool:
-        """Return True if requests are open, by counters, `waited`, or a thread that reads them."""
+        """Return True if a request is unfinished.
+
+        `/metrics` counts it, the caller waits for its answer, or EngineCore is still reading it in.
+        """
         counted = any(page.running + page.waiting for page in self.pages[-1:])
         return bool(counted or self.waited or any(map(_busy_reader, self.with_role(Role.ENGINE))))
 
     @property
     def pending(self) -> bool:
-        """Return True if requests are open, or a step runs: counters change only at its end."""
+        """Return True if a request is unfinished or a step may run: counters change at its end."""
         return (
             self.open
             or any(worker.works for worker in self.with_role(Role.WORKER))
@@ -302,7 +305,7 @@ class Finding:
 
     @property
     def folded(self) -> list[str]:
-        """Return the stacks where it stands, each with how often it was seen."""
+        """Return up to 8 stacks of the processes in `at`, each with how often it was seen."""
         counts = Counter(
             f"{process.name};{stack.folded}"
             for process in self.at
@@ -343,7 +346,7 @@ def _findings(reading: Reading) -> Iterator[Finding]:
         yield from _idle(reading)
     else:
         yield from _computing(reading)
-        yield from _sleeping(reading)
+        yield from _inactive(reading)
 
 
 def _ended(reading: Reading) -> Iterator[Finding]:
@@ -416,7 +419,10 @@ def _moving(reading: Reading) -> Iterator[Finding]:
 
 
 def _stepping(reading: Reading) -> Iterator[Finding]:
-    """Yield a scheduler that is busy without a token: it steps in vain, or does not return."""
+    """Yield a hang for each EngineCore that is busy while no token comes.
+
+    It steps again and again, or its scheduler or the thread that reads requests does not return.
+    """
     usage = [page.kv_usage for page in reading.pages]
     falls = sum(later < before for before, later in pairwise(usage))
     preempted = {page.preemptions for page in reading.pages if page.preemptions is not None}
@@ -456,7 +462,7 @@ def _stepping(reading: Reading) -> Iterator[Finding]:
 
 
 def _busy_reader(engine: ProcessReading) -> str:
-    """Return the thread that reads requests if it is at work in each dump; "" if it waits."""
+    """Return the thread that reads requests if it works in each of two or more dumps; else ""."""
     busy = [[stack.thread for stack in dump if stack.reads_requests] for dump in engine.stacks]
     return busy[0][0] if len(busy) > 1 and all(busy) else ""
 
@@ -467,7 +473,10 @@ def _model_runs(reading: Reading, engine: ProcessReading) -> bool:
 
 
 def _idle(reading: Reading) -> Iterator[Finding]:
-    """Yield an engine that sleeps without requests: idle, slow clients, or "cannot tell"."""
+    """Yield a finding if the engine does nothing: idle, slow clients, or "cannot tell".
+
+    Call it if no request is pending.
+    """
     engines = reading.with_role(Role.ENGINE)
     asleep = sum(page.asleep for page in reading.pages[-1:])
     if not (reading.pages or engines) or not all(engine.asleep for engine in engines):
@@ -507,7 +516,7 @@ def _idle(reading: Reading) -> Iterator[Finding]:
 
 
 def _computing(reading: Reading) -> Iterator[Finding]:
-    """Yield findings from busy workers: a slow step, or a step that waits for another worker."""
+    """Yield a finding if a worker is busy: a slow step, a worker that hangs, or "cannot tell"."""
     runners = reading.with_role(Role.WORKER) or reading.with_role(Role.ENGINE)
     working = [process for process in runners if process.works]
     # one that waits for the next step, or for a program, does not hold up the others
@@ -549,8 +558,11 @@ def _computing(reading: Reading) -> Iterator[Finding]:
             )
 
 
-def _sleeping(reading: Reading) -> Iterator[Finding]:
-    """Yield the part that sleeps while requests are pending."""
+def _inactive(reading: Reading) -> Iterator[Finding]:
+    """Yield a hang or "cannot tell" if EngineCore and all workers use no processor.
+
+    Call it if requests are pending.
+    """
     engines, workers = reading.with_role(Role.ENGINE), reading.with_role(Role.WORKER)
     if not engines or not all(process.asleep for process in engines + workers):
         return

@@ -78,7 +78,7 @@ class Raised:
 
     @property
     def of_dead_engine(self) -> bool:
-        """Return True for the class that reports a dead engine to the API server."""
+        """Return True for `EngineDeadError` and the same class of V0's engines."""
         return bare_name(self.exception) in (
             "EngineDeadError",
             "AsyncEngineDeadError",
@@ -94,7 +94,7 @@ class Raised:
 
     @property
     def of_side_thread(self) -> bool:
-        """Return True if the program went on: a thread that is not vLLM's, or a destructor."""
+        """Return True if the program went on: a thread without vLLM or a destructor raised it."""
         files = (frame.file for frame in self.frames)
         thread = self.headline.startswith("Exception in thread ")
         in_vllm = any("vllm" in file for file in files)
@@ -283,14 +283,18 @@ class _Block:
     explicit: bool = False
 
     def take(self, exception: str, message: str | None) -> None:
-        """Take the last line: a class, and the first line of its message.
+        """Note the exception in the traceback's last line: class and first line of its message.
 
         message: None if no colon follows the class; then the message is complete.
         """
         self.exception, self.message, self.done = exception, [message or ""], message is None
 
     def close(self) -> Raised | None:
-        """Return the exception that was read; None if the last line of the traceback is missing."""
+        """Return the exception that was read.
+
+        If the last line of the traceback is missing, return TorchScript's wrapper of it, else the
+        exception before it in the chain, else None.
+        """
         exception, message = self.exception, self.message
         if exception is None and self.wrapper is not None:
             exception, message = self.wrapper
@@ -323,9 +327,9 @@ class OpenTraceback:
 
 @dataclass(slots=True)
 class _Transcript:
-    """Reading state of one process's lines through one logging call, or of its raw lines.
+    """State of reading the lines that one process prints by one logging call, or without a logger.
 
-    So a traceback stays together.
+    Each has its own state, so that the lines of a traceback stay together.
     """
 
     # the last line
@@ -336,7 +340,10 @@ class _Transcript:
 
     @property
     def unfinished(self) -> OpenTraceback | None:
-        """Return the traceback whose exception was not read yet; None if all are complete."""
+        """Return the traceback that is open without its exception; None if there is none.
+
+        A lone headline such as "EngineCore failed to start." counts as its beginning.
+        """
         headline = self.previous
         if self.block is not None and self.block.exception is None and not self.block.wrapper:
             functions = tuple(frame.function for frame in self.block.frames)
@@ -399,9 +406,10 @@ class Finder:
         return tuple(sorted(of_server, key=lambda raised: raised.first_line))
 
     def _read_native(self, line: Line) -> None:
-        """Keep an exception of C++ code without a traceback: of NCCL's watchdog, or uncaught.
+        """Keep the error of C++ code, a GPU or the allocator that a line reports, if it does.
 
-        Of one that was thrown, the class and the message come on two lines. At most 16 are kept.
+        It has no Python traceback. Class and message of an uncaught C++ exception are on two lines.
+        At most 16 errors are kept.
         """
         if match := _THROWN.search(line.text):
             self._thrown = match[1]
@@ -427,9 +435,10 @@ class Finder:
         return tuple(open_ for transcript in last if (open_ := transcript.unfinished) is not None)
 
     def _close(self, transcript: _Transcript) -> None:
-        """End the open traceback of a transcript, and keep its exception if it has one.
+        """End the open traceback, if there is one, and keep its exception if that was read.
 
-        Set `unread` if it has no frames.
+        If it has a `Traceback` line but no frame that could be read, note the number of its first
+        line in `self.unread`. transcript: the state of one process and logging call.
         """
         block, transcript.block = transcript.block, None
         if block is None:
@@ -440,7 +449,11 @@ class Finder:
             self._raised.append(raised)
 
     def _read(self, transcript: _Transcript, line: Line, interrupted: bool) -> None:
-        """Read one line of a transcript: header, frame, chain marker, message or other text."""
+        """Read one line: header, frame, chain marker, message or other text.
+
+        transcript: the state of the line's process and logging call. interrupted: another logging
+        call of that process printed the line before.
+        """
         text = line.text.rstrip()
         if text[:12].strip()[:1] in ("|", "+"):
             text = _GROUP_MARGIN.sub("", text, count=1)
@@ -501,7 +514,10 @@ class Finder:
         return transcript.block
 
     def _inside(self, transcript: _Transcript, block: _Block, text: str) -> None:
-        """Read a line that is no frame: the source, its underline, or the exception."""
+        """Read a line below a header or frame: source, its underline, exception, or prose.
+
+        Prose after frames without a header drops the traceback.
+        """
         stripped = text.strip()
         if _CARETS.fullmatch(stripped) or _REPEATED.fullmatch(stripped):
             return
@@ -574,9 +590,9 @@ def _from_notebook(text: str) -> str:
 
 
 def _take_frames(block: _Block, text: str) -> None:
-    """Add the frames on a line to a traceback.
+    """Add the frames on a line to a traceback, and the exception if it follows on the line.
 
-    A web page may have joined several frames, and the exception.
+    A web page may have joined them.
     """
     matches = list(_FRAME.finditer(text))
     for at, match in enumerate(matches):
@@ -592,7 +608,10 @@ def _take_frames(block: _Block, text: str) -> None:
 
 
 def _key(line: Line) -> tuple[int | str, str]:
-    """Return the key of a line's transcript: its process and logging call."""
+    """Return (process, logging call): lines with the same key may belong to one traceback.
+
+    Without a logging call the level is in its place, else "".
+    """
     return (line.speaker, "" if line.has_other_format else line.source or line.level)
 
 

@@ -118,7 +118,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class Case:
-    """One input of the search: a server's flags, and waves of requests to send to it."""
+    """One input of the search: a server's flags, and waves of requests to send to it.
+
+    A wave is sent once the requests of the one before are answered.
+    """
 
     setup: Setup
     # each is sent after the previous one was answered
@@ -163,7 +166,7 @@ class Case:
 
 
 def least_blocks(setup: Setup) -> int:
-    """Return the fewest KV blocks that vLLM accepts: for the longest request and a null block."""
+    """Return the fewest KV blocks that vLLM accepts: for `max_len` tokens and a null block."""
     whole = -(-setup.max_len // setup.block)
     inflight = setup.chunk * (2 if setup.asynchronous else 1)
     window = -(-min(setup.window - 1 + inflight, setup.max_len) // setup.block) + 1
@@ -193,7 +196,7 @@ def least_length(setup: Setup, asks: Sequence[Request]) -> int:
 
 
 def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return in words the features of a case that a test of vLLM's scheduler alone cannot play.
+    """Return in words the features of a case that a test of vLLM's scheduler alone cannot run.
 
     case: as `Case.as_json` has it.
     """

@@ -162,9 +162,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _rows(
     scenario: Scenario, causes: Causes, make: Callable[[Cause], CauseRow]
 ) -> tuple[list[CauseRow], dict[tuple[str, str], CauseRow]]:
-    """Try all changes with `make`; return all rows, and the unchanged ones by (release, arm).
+    """Try all changes; return all rows, and those of unchanged releases by (release, arm).
 
-    The row of an unchanged release comes before those of its changes.
+    The row of an unchanged release comes before those of its changes. make: tries one change, and
+    returns its row.
     """
     rows: list[CauseRow] = []
     released: dict[tuple[str, str], CauseRow] = {}
@@ -180,7 +181,7 @@ def _rows(
 def _as_released(scenario: Scenario, cause: Cause) -> Cause:
     """Return `cause` without its patches: the unchanged release, to compare the changes with.
 
-    Its engine should die if the arm's status declares the release bad, else live.
+    Expected: its engine dies if the arm's status declares the release bad, else it lives.
     """
     standing = scenario.status_of(_arm(scenario, cause)).standing(cause.release)
     expected = Expected.DIES if standing is Standing.BAD else Expected.LIVES
@@ -197,7 +198,7 @@ def _arm(scenario: Scenario, cause: Cause) -> Arm:
 def _try_on_engine(
     scenario: Scenario, causes: Causes, seeds: range, progress: Progress, cause: Cause
 ) -> CauseRow:
-    """Play each seed's workload on EngineCore with one change; return its row.
+    """Run each seed's workload on EngineCore with one change; return the change's row.
 
     The row has 0 trials if no patched file was imported. Raises `Unsupported` if vLLM does not
     start with the change.
@@ -228,7 +229,7 @@ def _try_on_engine(
 
 
 def _try_on_servers(job: Job, progress: Progress, cause: Cause) -> CauseRow:
-    """Run `job` on real servers with one change of vLLM's source; return the row of its trials.
+    """Run `job` on servers with one change of vLLM's source; return the row of its trials.
 
     The row has 0 trials if the run raised `InfraError` or `Unsupported`. Raises
     `KeyboardInterrupt` if the run was interrupted.
@@ -274,7 +275,7 @@ class CauseRow:
 
     @property
     def as_expected(self) -> bool | None:
-        """Return True if it crashed or lived as declared; None without a conclusive trial."""
+        """Return True if the engine died, or lived, as declared; None without conclusive trials."""
         return (self.died > 0) == (self.cause.expected is Expected.DIES) if self.trials else None
 
     def as_json(self) -> dict[str, Any]:
@@ -296,7 +297,7 @@ class CauseRow:
 
 
 def case_of(causes: Causes, setup: Setup, seed: int) -> Case:
-    """Return the workload of a seed; it is the same for every change."""
+    """Return the case of a seed: a workload as `causes` declares, the same for every change."""
     assert causes.prompts is not None, "a server has the workload of its arm"
     rng = Random(seed)
     blocks, over = causes.prompts.between
@@ -307,9 +308,9 @@ def case_of(causes: Causes, setup: Setup, seed: int) -> Case:
 def play_change(
     cause: Cause, cases: Sequence[Case], play: Callable[[Case], PlayResult]
 ) -> CauseRow:
-    """Play the cases with one change; return its row.
+    """Run the cases on EngineCore with one change; return the change's row.
 
-    play: plays a case with the change. Raises `ValueError` if vLLM refuses to start.
+    play: runs a case with the change. Raises `ValueError` if vLLM refuses to start.
     """
     died = listed = 0
     sites: dict[str, None] = {}
@@ -325,7 +326,7 @@ def play_change(
 
 
 def row_of_run(cause: Cause, report: RunReport) -> CauseRow:
-    """Return a change's row from the report of its run; only conclusive trials count."""
+    """Return a change's row from the report of its run; its counts omit inconclusive trials."""
     (arm,) = report.arms
     sites = dict.fromkeys(
         trial.death.exception for trial in arm.trials if trial.death and trial.death.exception
@@ -337,7 +338,7 @@ def row_of_run(cause: Cause, report: RunReport) -> CauseRow:
 def reading(row: CauseRow, released: CauseRow) -> str:
     """Return in words what a change does to its release.
 
-    Fisher's exact test compares its crashes with those of the unchanged release.
+    Fisher's exact test compares its crashes with those of `released`, the unchanged release.
     """
     if row.cause == released.cause:
         return "as released"
@@ -362,7 +363,8 @@ def reading(row: CauseRow, released: CauseRow) -> str:
 def lines(rows: Sequence[CauseRow], released: dict[tuple[str, str], CauseRow]) -> list[str]:
     """Return the table of `vllm-repro causes` as text lines, one row per item of `rows`.
 
-    If a row has no crash, a last line bounds the true crash rate.
+    released: rows of unchanged releases by (release, arm). If a row has no crash, a last line
+    bounds the true crash rate.
     """
     servers = any(row.listed is None for row in rows)  # they do not log which blocks are listed
     heads = ("release", "server", "change", "die", *(() if servers else ("list twice",)), "reading")

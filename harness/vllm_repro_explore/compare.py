@@ -156,9 +156,10 @@ def compare(
     progress: Callable[[Comparison], None],
     comparison: Comparison,
 ) -> None:
-    """Play each case as released and with each patch, and add the results to `comparison`.
+    """Run each case as released and with each patch, and add the results to `comparison`.
 
-    A case is added once all have played it. One that vLLM refuses as released counts as invalid.
+    A case is added once it has run with all patches. If vLLM as released refuses its flags, it
+    counts as invalid. released: runs a case without a patch; patched: with each, by its name.
     go_on: asked before each case; False stops. progress: called after each added case.
     """
     for seed, case in cases:
@@ -183,6 +184,6 @@ def compare(
 def _worst(outcome: PlayResult) -> str:
     """Return the worst finding of a case as text; empty if it did not fail.
 
-    A start that is refused only with a patch is a failure, too.
+    It is `refused at start` if vLLM refused the flags: with a patch alone that is a failure, too.
     """
     return "refused at start" if outcome.invalid else str(outcome.worst or "")

@@ -63,8 +63,8 @@ def draft_id(finding: Finding, version: str) -> str:
 def draft(hit: Found, version: str) -> str:
     """Return the text of a finding's scenario file; its status names only the searched release.
 
-    Raises `KeyError` for a finding that a server does not show: only a death, a standstill and a
-    restless engine have a word in a scenario.
+    Raises `KeyError` for a kind of finding that a server does not show: any but `DEATH`, `STUCK`
+    and `RESTLESS`.
     """
     finding, setup = hit.finding, hit.shrunk.setup
     file, issue = ScenarioWriter(), re.search(r"vllm-project/vllm#\d+", known(hit.finding))

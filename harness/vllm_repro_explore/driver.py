@@ -39,7 +39,7 @@ _RENEWED = 2000
 
 
 class Driver(contextlib.AbstractContextManager["Driver"]):
-    """Process that plays cases on one release's EngineCore, as a context manager.
+    """Process that plays cases: runs them on one release's EngineCore. A context manager.
 
     It starts with the first case, and again after 2000 cases, a hang or a crash.
 
@@ -74,10 +74,10 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
         self.close()
 
     def play(self, case: Case, worker: str = "") -> PlayResult:
-        """Play a case and return its result. A process that hangs or dies by a signal is a finding.
+        """Run a case on EngineCore and return its result; a hang or a signal is a finding.
 
-        worker: "" plays over the simulated worker, "runner" over the release's own CPU model
-        runner, "both" compares the two. Raises `HarnessBug` if the program failed by itself, and
+        worker: "" for the simulated worker below it, "runner" for the release's own CPU model
+        runner, "both" to compare the two. Raises `HarnessBug` if the program failed by itself, and
         `InfraError` if the process got SIGKILL.
         """
         if self._process is None or self._played >= _RENEWED:
@@ -187,7 +187,7 @@ class Driver(contextlib.AbstractContextManager["Driver"]):
         }
 
     def _line(self, most: float) -> bytes | None:
-        """Return the process's next line; empty if it exited, None after `most` seconds."""
+        """Return the process's next output line; empty if it exited, None after `most` seconds."""
         assert self._process is not None
         until = time.monotonic() + most
         with selectors.DefaultSelector() as selector:

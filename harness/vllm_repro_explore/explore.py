@@ -155,7 +155,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _write(path: Path, text: str) -> Path:
-    """Write a file of the search, and return its path. Raises as `write_file` does."""
+    """Write a file of the search, and return its path.
+
+    Raises `InfraError` if the disk is full, and `UsageError` for another error of the write.
+    """
     write_file(path, text, hint="free some space, or name another --out")
     return path
 
@@ -191,9 +194,9 @@ class _Exploring:
 
     @contextlib.contextmanager
     def _playing(self) -> Iterator[ExitStack]:
-        """Yield a stack for the drivers, which are stopped at the end; set `duration_s`.
+        """Yield an `ExitStack` that stops the entered drivers at the end; set `duration_s`.
 
-        Ctrl-C ends the play, sets `interrupted`, and is not raised.
+        Ctrl-C ends the block, sets `interrupted`, and is not raised.
         """
         self.started = time.monotonic()
         try:
@@ -210,7 +213,7 @@ class _Exploring:
         return most is None or time.monotonic() - self.started < most
 
     def run(self) -> tuple[SearchSummary, Path]:
-        """Search: play cases, shrink findings, write files; return the summary and the folder.
+        """Search: run cases on EngineCore, shrink findings, write files; return (summary, folder).
 
         `--go-on` sets `arguments.first` to the seed after the last one of earlier searches.
         """
@@ -281,9 +284,9 @@ class _Exploring:
         return Redactor(private_folders()).command(command)
 
     def compare(self) -> tuple[Comparison, Path]:
-        """Play the cases as released and with each patch; return the counts and the folder.
+        """Run the cases on EngineCore as released and with each patch; return (counts, folder).
 
-        Only the drivers' logs are written. After Ctrl-C these are the counts so far.
+        The new folder gets only the drivers' logs. After Ctrl-C the counts are those so far.
         """
         arguments = self.arguments
         release = provision(self.source, self.progress.line)
@@ -303,7 +306,7 @@ class _Exploring:
         with self._playing() as drivers:
 
             def player(packages: Path, log: Path, patched: Collection[str] = ()) -> Play:
-                """Return the `play` of a driver over `packages`, which is closed with `drivers`."""
+                """Return the method `play` of a new driver of `packages`; `drivers` stops it."""
                 changed = replace(release, packages=packages)
                 driver = Driver(changed, driver_model(), log, patched=patched)
                 return drivers.enter_context(driver).play
@@ -360,9 +363,10 @@ class _Exploring:
 
 
 def _read_record(out: Path, version: str, search_fields: Mapping[str, Any]) -> Record:
-    """Return what earlier searches of the same kind below `out` found, and where each came first.
+    """Return the findings of the earlier searches below `out` that have the same `search_fields`.
 
-    They are read in the order of their folders' names. A file that is no such JSON is left out.
+    `last` is the highest seed of those of `version`; `first` has for each finding the first folder,
+    by name. An explore.json that cannot be read is left out.
     """
     searches, last, first = 0, 0, dict[tuple[str, str], str]()
     for file in sorted((out / "explore").glob("[0-9]*/explore.json")):
@@ -453,9 +457,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _boot(live: Sequence[str], out: Path | None) -> None:
-    """Run the `vllm-repro run` commands of the findings that have one; each boots a server.
+    """Run the `vllm-repro run` command of each finding that has one; each boots a server.
 
-    Their exit statuses are ignored.
+    live: for each finding its command, or `none: ` and a reason. out: the `--out` of the runs. The
+    exit statuses are ignored.
     """
     from vllm_repro.cli import main  # it imports the commands
 
@@ -466,7 +471,7 @@ def _boot(live: Sequence[str], out: Path | None) -> None:
 
 
 def _compare_patches(exploring: _Exploring, stream: TextIO) -> int:
-    """Compare the patches, print and write the result, and return the exit status."""
+    """Compare the patches, print the result to `stream`, write it, return the exit status."""
     comparison, folder = exploring.compare()
     result = {
         "schema": 1,
@@ -488,9 +493,10 @@ def _compare_patches(exploring: _Exploring, stream: TextIO) -> int:
 
 
 def _general(arguments: argparse.Namespace) -> _Exploring:
-    """Return the search of `--engine`, whose servers and workloads are drawn from mixes.
+    """Return the search of `--engine`: a seed draws the server's flags and the workload.
 
-    Raises `UsageError` if `--mix` names an unknown mix.
+    The mixes of `--mix` (default: all) take the seeds in turn. A mix is a table in `draw.MIXES` of
+    features, such as "abort", and their probabilities. Raises `UsageError` for an unknown mix.
     """
     mixes, words = tuple(MIXES), ["--engine"]
     if arguments.mix:
@@ -512,7 +518,7 @@ def _general(arguments: argparse.Namespace) -> _Exploring:
 def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
     """Return the search of random workloads for the server of one scenario's arm.
 
-    Raises `UsageError` if the search cannot play that server.
+    Raises `UsageError` if the search does not support that server's flags or layers.
     """
     scenario = find(arguments.scenario)
     arm, *_ = find_arms(scenario, [arguments.arm] if arguments.arm else None)

@@ -13,7 +13,7 @@ from vllm_repro_diagnosis.tracebacks import shorten
 
 
 class FindingKind(StrEnum):
-    """Kind of failure that a played case can show, worst first."""
+    """Kind of failure that a case can show, worst first."""
 
     DEATH = "death"  # an exception that would have ended EngineCore
     STUCK = "stuck"  # requests wait and nothing progresses
@@ -46,7 +46,7 @@ _LISTED = ("store-listed-twice", "load-listed-twice")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that went wrong while a case was played; kind and site identify it."""
+    """One thing that went wrong while a case ran; kind and site identify it."""
 
     kind: FindingKind
     # identity of the finding: an invariant, or where the exception was raised
@@ -76,7 +76,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayResult:
-    """Result of one played case: its findings, or why vLLM refused its flags."""
+    """Result of running one case: its findings, or why vLLM refused its flags."""
 
     findings: tuple[Finding, ...] = ()
     # why vLLM refuses to start with these flags; empty if it starts
@@ -116,7 +116,7 @@ def result_from(answer: Mapping[str, Any]) -> PlayResult:
 
 
 def _death(death: Mapping[str, Any]) -> Finding:
-    """Return the finding of the driver's `death` object: an exception, or a standstill."""
+    """Return the finding of the driver's `death` object: an exception, or no progress."""
     kind = FindingKind(death["kind"])
     if kind in (FindingKind.RESTLESS, FindingKind.STUCK):
         restless = "no request is left, and the engine goes on"

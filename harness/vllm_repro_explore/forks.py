@@ -26,10 +26,10 @@ _PER_PROCESS = ("PYTHONPATH", "REPRO_PATCHED", "REPRO_PROBE")
 
 
 class Forked:
-    """A process of a fork server, with what `Driver` uses of `Popen`.
+    """A process of a fork server, with those members of `Popen` that `Driver` uses.
 
-    report: the pipe of its id and exit status; creating the object waits for the id. pid: None if
-    the process did not start.
+    stdin, stdout: our ends of its pipes. report: the pipe of its id and exit status; creating the
+    object waits for the id. pid: None if the process did not start.
     """
 
     def __init__(self, stdin: int, stdout: int, report: int) -> None:
@@ -39,7 +39,7 @@ class Forked:
         self.pid = self._read_number()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait like `Popen.wait` and return the exit status; -9 if the process did not start."""
+        """Wait like `Popen.wait` and return the exit status; -9 if none was reported."""
         if self._status is None:
             if not select.select([self._report], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("fork", timeout or 0.0)
@@ -116,7 +116,7 @@ class _Server:
             socket.send_fds(self._socket, [json.dumps(start).encode()], descriptors)
 
     def close(self) -> None:
-        """Stop the server, also while it imports, and wait for its exit. Its processes live on."""
+        """Stop the server, also while it imports, and wait for its exit. Its forks live on."""
         self._socket.close()
         self._process.terminate()
         self._process.wait()

@@ -46,7 +46,7 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
     """Return the search's server flags for the server of an arm in the lab.
 
     Raises `UsageError` if the scenario does not declare layers or blocks, or if the server has a
-    flag that the search does not play.
+    flag that the search does not support.
     """
     lab = scenario.lab
     command = scenario.command_in_lab(arm)
@@ -98,8 +98,8 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
 def case_from(scenario: Scenario, arm: Arm) -> Case:
     """Return an arm's own server and workload as a case of the search, without pauses and rests.
 
-    Raises `UsageError` if the server cannot be played, or if a request is part of a conversation,
-    is timed in seconds or has no stated prompt length.
+    Raises `UsageError` if the search does not support the server, or if a request is part of a
+    conversation, is timed in seconds or has no stated prompt length.
     """
     setup, command, waves = setup_from(scenario, arm), scenario.command_in_lab(arm), []
     for step in scenario.workload_of(arm):
@@ -148,7 +148,10 @@ def draw_for(setup: Setup, seed: int) -> Case:
 
 
 def _waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Request, ...], ...]:
-    """Return one to six random waves of requests; their prompts have one to three lengths."""
+    """Draw one to six waves: groups of requests, each sent when the one before was answered.
+
+    The prompts have one to three lengths. block, chunk: tokens of a KV block and of a step.
+    """
     longest = rng.choice((chunk, 2 * chunk, 4 * chunk, 8 * chunk))
     longest = max(2 * block, min(longest, 240 * block))
     usual = [rng.randint(1, longest) for _ in range(rng.choice((1, 1, 2, 3)))]
@@ -167,7 +170,7 @@ def _waves_of(rng: Random, block: int, chunk: int) -> tuple[tuple[Request, ...],
 
 
 def _ask(rng: Random, prompt: int, answer: int, shares: bool, late: bool, leaves: bool) -> Request:
-    """Draw one request. shares, late, leaves: it may share a prefix, come later, be aborted."""
+    """Draw one request. It may share a prefix (`shares`), come later (`late`), abort (`leaves`)."""
     shared = rng.choice((0, prompt, prompt // 2, rng.randint(0, prompt))) if shares else 0
     after = rng.choice((0, 1, 3, 10)) if late else 0
     abort = rng.choice((-1, -1, 0, 1, 2, 5, 20)) if leaves else -1

@@ -76,7 +76,7 @@ def finding_test(finding: Mapping[str, Any], version: str) -> str:
 def folder_test(folder: Path) -> str:
     """Return the text of a pytest file for the worst finding of a search that a test shows.
 
-    For the folder of a run, return that of its scenario. Raises `UsageError` if there is no
+    For the folder of a run, return the test of its scenario. Raises `UsageError` if there is no
     finding, or if no such test shows one.
     """
     path = folder / "explore.json"
@@ -93,9 +93,9 @@ def folder_test(folder: Path) -> str:
 
 
 def scenario_test(scenario: Scenario, arm: Arm | None = None) -> str:
-    """Return the text of a pytest file that plays an arm of a scenario, by default the first.
+    """Return the text of a pytest file with the workload of an arm, by default the first.
 
-    Raises `UsageError` if the scheduler alone cannot play it, or if the arm has patches.
+    Raises `UsageError` if the scheduler alone cannot run it, or if the arm has patches.
     """
     arm = arm or scenario.arms[0]
     if arm.patches:
@@ -121,7 +121,7 @@ def _test_file(case: Mapping[str, Any], about: Sequence[str]) -> str:
 
     about: lines on the bug, the first a sentence.
 
-    Raises `UsageError` for a connector that no such test can play.
+    Raises `UsageError` for a connector whose copies the test cannot simulate.
     """
     if case["connector"] not in _PARTS:
         raise UsageError(f"no test shows this finding: it has no copies for {case['connector']}")
@@ -171,7 +171,7 @@ def _waves(case: Mapping[str, Any]) -> list[str]:
 
 
 def _list(values: Sequence[str]) -> str:
-    """Return an expression for the list, with repeated values written once."""
+    """Return the source of a list of expressions, such as `2 * [a] + [b]` for a, a, b."""
     return " + ".join(
         f"{many} * [{value}]" if many > 1 else f"[{value}]" for value, many in runs(values)
     )
@@ -188,7 +188,7 @@ def _call(request: Mapping[str, Any]) -> str:
 
 
 def _extra(case: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
-    """Return the `kv_connector_extra_config` of the connector. parts: those that it combines."""
+    """Return the connector's `kv_connector_extra_config`. parts: names of its connectors."""
     extra: dict[str, Any] = {"cpu_bytes_to_use": case["cpu_blocks"] * case["block"] * KV_BYTES}
     if len(parts) > 1:
         return {"connectors": [transfer_config(name, extra) for name in parts]}

@@ -108,12 +108,13 @@ def search(
     budget: int = 300,
     tally: Tally | None = None,
 ) -> Tally:
-    """Play cases until they run out or `go_on` returns False, and shrink the new findings.
+    """Run cases until they run out or `go_on` returns False, and shrink the new findings.
 
-    Each player has a thread. A player shrinks what it finds while the others play.
+    players: functions that run a case and return its result, each in a thread. A player shrinks
+    what it finds while the others go on.
 
     keep: called with each new finding once it is shrunk. progress: called with the tally after each
-    case. on_runner: for each player one that plays the smallest case over the release's own model
+    case. on_runner: for each player one that runs the smallest case over the release's own model
     runner. budget: most cases to shrink a finding. tally: filled in place, so that an interrupted
     search keeps its findings; it is returned. An exception of a player stops the search and is
     raised.
@@ -136,7 +137,7 @@ def search(
 
 
 class _OverError(Exception):
-    """Stop of a player's thread that plays or shrinks when the search is over."""
+    """Stop of a player's thread that would run one more case when the search is over."""
 
 
 @dataclass
@@ -157,13 +158,13 @@ class _Searching:
         self._lock = threading.Lock()
 
     def work(self, play: Play, on_runner: Play | None) -> None:
-        """Play cases until there are no more, and shrink what is new; run in a player's thread.
+        """Run cases until there are no more, and shrink what is new; called in a player's thread.
 
-        An exception stops the other threads too.
+        An exception is raised, and stops the other threads too.
         """
 
         def unless_over(case: Case) -> PlayResult:
-            """Play a case; raise `_OverError` instead once the search is over."""
+            """Run a case; raise `_OverError` instead once the search is over."""
             if self.over:
                 raise _OverError
             return play(case)
@@ -181,7 +182,7 @@ class _Searching:
             raise
 
     def _next(self) -> tuple[int, Case] | None:
-        """Return the next seed with its case; None if the search is over."""
+        """Return the next seed with its case; None if there is none or the search is to stop."""
         with self._lock:
             return None if self.over or not self.go_on() else next(self._cases, None)
 
@@ -221,14 +222,14 @@ class _Searching:
             return hit
 
     def _shrink(self, hit: Found, play: Play, on_runner: Play | None) -> None:
-        """Shrink the case of a new finding, play it over the model runner, and `keep` it.
+        """Shrink a new finding's case, run the smallest over the model runner, `keep` the finding.
 
         The tally gets the smallest case. Once the search is over, nothing is kept.
         """
         last: PlayResult | None = None
 
         def fails(candidate: Case) -> bool:
-            """Play a case; return True, and keep its result, if its worst finding is this one."""
+            """Run a case; if its worst finding is this one, set `last` and return True."""
             nonlocal last
             result = play(candidate)
             last = result if result.worst == hit.finding else last

@@ -69,9 +69,10 @@ _LEAST = {"blocks": 4, "chunk": 16, "window": 16, "cpu_blocks": 1, "prompt": 8, 
 
 
 def shrink(case: Case, fails: Callable[[Case], bool], budget: int = 300) -> Shrunk:
-    """Shrink a failing case with at most `budget` calls of `fails`; return its `Shrunk`.
+    """Shrink a failing case; return the smallest that fails, with the number of cases tried.
 
-    `case` itself is not played: the caller knows that it fails.
+    fails: runs a case, and returns True if it fails in the same way. It is called at most `budget`
+    times, and not with `case` itself.
     """
     shrunk = Shrunk(case, fails, budget)
     before = None
@@ -94,9 +95,9 @@ class Shrunk:
     tried: int = 0
 
     def _take(self, candidate: Case) -> bool:
-        """Play a candidate; if it still fails, make it the case and return True.
+        """Run a candidate; if it still fails, make it the case and return True, else False.
 
-        Return False unplayed if nothing differs, the budget is spent, or a request never fits.
+        It is not run if it equals the case, if the budget is spent, or if a request cannot fit.
         """
         if candidate == self.case or self.tried >= self.budget or _has_no_room(candidate):
             return False
@@ -107,7 +108,7 @@ class Shrunk:
         return True
 
     def drop_requests(self) -> None:
-        """Drop waves and requests, large pieces first; then send those left in turn."""
+        """Drop waves and requests, large pieces first; then send a wave's requests in turn."""
         size = len(self.case.waves)
         while size:
             start = 0
@@ -140,7 +141,7 @@ class Shrunk:
             self._each_ask(name, plain)
 
     def _each_ask(self, name: str, value: Any) -> None:
-        """Set a field of all requests at once; if that does not fail, of one after the other."""
+        """Set a field of all requests; if the case no longer fails, try one request at a time."""
         if self._take(self._map(lambda ask: replace(ask, **{name: value}))):
             return
         for number, wave in enumerate(self.case.waves):
@@ -201,7 +202,7 @@ class Shrunk:
 def _has_no_room(case: Case) -> bool:
     """Return True if `max_len` or the KV blocks are too few for the longest request.
 
-    It would wait for ever.
+    That request would wait for ever.
     """
     setup = case.setup
     return (

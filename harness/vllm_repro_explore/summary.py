@@ -16,7 +16,7 @@ from vllm_repro_explore.search import Found, Tally
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Findings of earlier searches of the same kind, with any vLLM."""
+    """Findings of earlier searches of the same scenario or mixes, with any vLLM."""
 
     searches: int = 0
     # the highest seed of those of this vLLM; 0 without one
@@ -101,7 +101,7 @@ def terminal(summary: SearchSummary) -> str:
 
 
 def page(summary: SearchSummary) -> str:
-    """Return the search as one page of Markdown: new findings whole, known ones in a table."""
+    """Return the search as a page of Markdown: new findings whole, earlier ones in a table."""
     new, render = summary.new, partial(plain_text, "finding.txt", _FOLDER, **_WORDS)
     bodies = [render(hit=hit).partition("\n")[2] for hit in new]
     return (
@@ -189,7 +189,7 @@ def _unusual(setup: Setup) -> tuple[str, ...]:
 def _request(request: Request, follows: int) -> str:
     """Return a request in words, such as `100:8 after 3 steps` (prompt and answer tokens).
 
-    follows: the place in the case of the request that it goes on from; 0 for none.
+    follows: the place in the case, from 1 on, of the request that it continues; 0 for none.
     """
     fails = ", which fails" if request.fails else ""
     images = ", ".join(

@@ -311,7 +311,7 @@ def _of_shell(line: str) -> str:
 
 
 def _of_string(match: re.Match[str]) -> str:
-    """Return the command in a string of Python, with the fields of an f-string as variables."""
+    """Return the shell's command in a Python string; fields of an f-string become `${NAME}`."""
     line = match["line"]
     return match["lead"] + (re.sub(r"\{(\w+)\}", r"${\1}", line) if match["kind"] == "f" else line)
 
@@ -473,7 +473,7 @@ def _listed(block: Block, model: str) -> Iterator[ReportedCommand]:
 
 
 def _dockerfile(text: str) -> Iterator[tuple[str, list[str], list[tuple[str, str]]]]:
-    """Yield image, words and variables of a Dockerfile that starts a server."""
+    """Yield (image, words of the command, variables) of a Dockerfile that starts a server."""
     lines = re.sub(r"\\[ \t]*\n", " ", text)
     images = re.findall(r"(?m)^[ \t]*FROM[ \t]+(\S+)", lines)
     items: dict[str, list[str]] = {"ENV": [], "ENTRYPOINT": [], "CMD": []}
@@ -486,7 +486,7 @@ def _dockerfile(text: str) -> Iterator[tuple[str, list[str], list[tuple[str, str
 
 
 def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str]]]]:
-    """Yield image, words and variables of each service in a document.
+    """Yield (image, words of the command, variables) of each service in a document.
 
     A bare list of arguments has only words.
     """

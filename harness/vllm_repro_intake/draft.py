@@ -152,7 +152,7 @@ class Draft:
         self.values.append("" if name in {"model", "title"} else literal(value))
 
     def _comment(self, text: str) -> None:
-        """Write a comment to the file, shortened."""
+        """Write a comment to the file, shortened, and keep it in `quoted`."""
         self.quoted.append(shortened(text, _MOST_COMMENT))
         self.file.comment(self.quoted[-1])
 

@@ -455,9 +455,9 @@ def _model(text: str) -> Stated | None:
 
 
 def _shape(text: str) -> dict[str, int | str]:
-    """Return the sizes of the model that the text states once.
+    """Return the model's sizes and architecture, by their names in config.json.
 
-    A vision part may have others of the same name.
+    One that the text states with two values is left out: a vision part may have the same name.
     """
     sizes = [
         *((name, int(number)) for name, number in dict.fromkeys(_SHAPE.findall(text))),

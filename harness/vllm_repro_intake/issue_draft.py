@@ -88,10 +88,11 @@ def draft(
 ) -> Draft:
     """Return the draft of a GitHub issue or comment about a run.
 
-    flags: the reported command. why: the scenario's explanation. small: what ran in place of the
-    reported model in the lab. gpus: the bug is one of vLLM on GPUs. test: a pytest file for vLLM.
-    script: `repro.py`. no_script: why there is none. diffs: of patched arms by name, for `git
-    apply`; other arms show a diff to apply by hand. reasons: of these changes, by arm.
+    duplicates: issues about perhaps the same bug. flags: the reported command. why: the scenario's
+    explanation. small: what ran in place of the reported model in the lab. gpus: the bug is one of
+    vLLM on GPUs. test: a pytest file for vLLM. script: `repro.py`. no_script: why there is none.
+    diffs: of patched arms by name, for `git apply`; other arms show a diff to apply by hand.
+    reasons: of these changes, by arm.
     """
     title = "" if report.filed else f"[Bug]: {' '.join(shorten(report.title, 200).split())}"
     # its flags and its machine are not known
@@ -157,8 +158,7 @@ def _joined(parts: Sequence[_Part], footer: str) -> tuple[str, list[str]]:
 def duplicates(report: RunReport, scenarios: Sequence[Scenario]) -> list[str]:
     """Return issues that may be about the same bug; empty if nothing failed.
 
-    Those whose signature a crash has come first, then those that the scenario names.
-
+    First come those whose signature a crash of the run has, then those that the scenario names.
     Issues of scenarios that are declared good for this release are left out. Whether an issue is
     still open is not checked.
     """
@@ -205,7 +205,7 @@ def _diagnosis(trial: TrialReport, version: str | None) -> Diagnosis:
 
 
 def _shown_trial(report: RunReport) -> tuple[ArmReport, TrialReport] | None:
-    """Return the failed trial to show: of unchanged source, else any failed one, else the first.
+    """Return (arm, trial) to show: a failed one of unchanged source, else a failed one, else any.
 
     None without trials.
     """
@@ -223,7 +223,7 @@ def _shown_trial(report: RunReport) -> tuple[ArmReport, TrialReport] | None:
 
 
 def _changed(report: RunReport) -> list[list[ArmReport]]:
-    """Return the arms with each change of vLLM's source, grouped; changes that help come first."""
+    """Return the arms that change vLLM's source, a list for each change; those that help first."""
     by_change: dict[object, list[ArmReport]] = {}
     for arm in report.arms:
         if arm.patches:

@@ -24,7 +24,7 @@ from vllm_repro_intake.text import GLUED, LONGEST, Block, shortened
 
 @dataclass(frozen=True)
 class Asked:
-    """One request that a text states, by the size of its prompt or by its body."""
+    """Request or requests at once that a text states, by the size of the prompt or by a body."""
 
     # length of its prompt; 0 if `body` holds the prompt itself
     tokens: int = 0
@@ -180,8 +180,8 @@ def find_requests(
     They are read from code, else from the scheduler's dump, else from a benchmark's options or the
     sizes in prose. At most 64.
 
-    statements: those of the prose. served: the adapters that a request may name as its model.
-    commands: the servers of the text, the reported one first.
+    statements: those of the prose. dump: the step in which the engine crashed. served: the adapters
+    that a request may name as its model. commands: the servers of the text, the reported one first.
     """
     names = assigned(blocks)
     bodies = [[*_bodies(block, names)] for block in blocks]
@@ -241,10 +241,10 @@ def _elsewhere(
 
 
 def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yield URL, body and "beside the one before" of each POST of curl or a Python client.
+    """Yield (URL, body, sent at the same time as the one before) of each POST in a block.
 
-    So, too, for a block that is a body in JSON alone. The key "" of a body lists its arguments
-    that are no literals. names: values of Python's variables.
+    They are those of curl and of Python clients, and a block that is only a body in JSON. The key
+    "" of a body lists its arguments that are no literals. names: values of Python's variables.
     """
     background = False
     for text, words, times in _curls(block.lines):
@@ -291,7 +291,7 @@ def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[
 
 
 def _curls(lines: Sequence[str]) -> Iterator[tuple[str, list[str], int]]:
-    """Yield the text and the words of each curl command, and how often its loop runs it."""
+    """Yield (text, words, times that a loop runs it) of each curl command."""
     at = 0
     while at < len(lines):
         end = at + 1
@@ -343,7 +343,7 @@ def _path(url: str) -> str:
 
 
 def _asked(path: str, body: dict[str, Any], served: Collection[str]) -> Asked | None:
-    """Return the request of a POST; its size alone if the text has a placeholder as its prompt.
+    """Return the request of a POST; without body if its prompt is like `<4096 tokens>`.
 
     None for one that no scenario file can hold, and without a prompt. body: its key "" (see
     `_bodies`) is removed. served: adapters; another model is left out of the body.
@@ -383,7 +383,7 @@ def _asked(path: str, body: dict[str, Any], served: Collection[str]) -> Asked | 
 
 
 def folded(value: Any) -> Any:
-    """Return a JSON value in which a list of four or more equal items is source: `["a"] * 700`."""
+    """Return a JSON value whose lists of four or more equal items are source: `["a"] * 700`."""
     if isinstance(value, dict):
         return {key: folded(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -552,12 +552,12 @@ def at_once(statement: str) -> int:
 
 
 def _exact(size: re.Match[str]) -> bool:
-    """Return True if a size is stated exactly: not as `about`, and not in thousands."""
+    """Return True if a size is stated exactly: not like `about 4000`, `4k` or `1M`."""
     return not size["about"] and not size["kilo"]
 
 
 def _alike(tokens: int, other: int) -> bool:
-    """Return True if two numbers of tokens are the same, rounded."""
+    """Return True if two numbers of tokens differ by 6 % at most: one may be rounded."""
     return abs(tokens - other) <= _CLOSE * other
 
 
@@ -640,7 +640,7 @@ _OFF = re.compile(
 
 
 def find_tried(statements: Sequence[str], command: ServeCommand) -> tuple[list[Tried], list[str]]:
-    """Return the flags tried with a clear result, and the unclear statements about flags.
+    """Return (flags tried with a clear result, statements about flags without one).
 
     Flags that do not change `command`, the reported one, are left out.
     """

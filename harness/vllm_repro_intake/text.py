@@ -114,7 +114,7 @@ def _title(block: Block) -> str:
 def statements(blocks: Sequence[Block]) -> Iterator[str]:
     """Yield each distinct sentence, item or table row of the prose.
 
-    Lines that a mail wrapped are joined. Those above 1,500 characters are left out.
+    Lines that a mail wrapped are joined. Sentences above 1,500 characters are left out.
     """
     seen: set[str] = set()
     for block in blocks:
@@ -154,9 +154,9 @@ def shortened(text: str, most: int = 120) -> str:
 
 
 def with_public_stores(text: str, redacted: Callable[[str], str]) -> str:
-    """Return the text as `redacted` returns it, with the names of models in stores kept.
+    """Return the text as `redacted` returns it, but keep a model's name in the address of a store.
 
-    Such a name, as in `s3://Qwen3-8B`, looks like a host.
+    In `s3://Qwen3-8B` it looks like a host.
     """
     # The bucket has the name of a model, or the store has only public models.
     return redacted(

@@ -133,11 +133,12 @@ def unread(
     sent: int,
     title: str,
 ) -> Iterator[str]:
-    """Yield the parts of the text that the draft does not have, adjoining lines together.
+    """Yield the parts of the text that the draft does not have; nearby lines of code are one part.
 
     values: the draft's values, without the shape of a known model. quoted: its comments. made_up:
-    placeholders for numbers that the text does not state. sent: requests with a body.
-    title: it has its own field. After 150 parts the last one states how many more there are.
+    placeholders for numbers that the text does not state. sent: number of requests with a body in
+    the draft. title: the draft has it, so it is no part. After 150 parts the last one states how
+    many more there are.
     """
     stated = [part for block in blocks for part in _parts(block, blocks)]
     headings = (block.heading for block in blocks if _REPEATED.search(block.heading))
@@ -167,7 +168,10 @@ def unread(
 
 
 def _parts(block: Block, blocks: Sequence[Block]) -> Iterator[tuple[str, bool]]:
-    """Yield (text, it is code) of each sentence or line, without logs and environments."""
+    """Yield (text, it is code) of each sentence or line of a block, without logs and environments.
+
+    blocks: all of the text; one with the same heading may show that this is an environment.
+    """
     collected = any(
         _COLLECTED.search("\n".join(other.lines))
         for other in blocks
@@ -195,6 +199,7 @@ def _missing(
     """Yield each fact of a sentence or line that the draft does not have.
 
     A line on a pause, a repetition or a workaround that no comment quotes is yielded whole.
+    code: the text is a line of code. values, quoted, made_up: as in `unread`, each joined.
     """
     everything = f"{values}\n{quoted}"
     text = _OF_A_BOX.sub(" ", text) if code or _IN_A_BOX.search(text) else text

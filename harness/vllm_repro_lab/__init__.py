@@ -68,10 +68,10 @@ def _keep_one_operator_library() -> None:
 
 
 def _check_release(mechanism: Mechanism, graphs: str) -> None:
-    """Check once a boot that the release has the names that the lab replaces; exit if not.
+    """Check, once per boot, that the release has the names that the lab replaces; exit if not.
 
-    Write them to the file of REPRO_LAB_FACTS, and print the mark of the log. vLLM's first process
-    does this; the others do nothing if the file exists.
+    Write the names to the file of REPRO_LAB_FACTS, and print the mark of the log. vLLM's first
+    process does this; if the file exists, do nothing. graphs: the value of REPRO_LAB_CAPTURE.
     """
     path = os.environ.get("REPRO_LAB_FACTS")
     if path and Path(path).exists():

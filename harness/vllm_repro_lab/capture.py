@@ -39,7 +39,7 @@ Their inner calls are checked and recorded instead of the operator itself.
 
 
 class Guard(TorchFunctionMode):  # type: ignore[misc]  # torch is not installed here
-    """Function mode for calls from Python: marks memory of host and device, and finds transfers."""
+    """Function mode for calls from Python: marks host and device memory, refuses transfers."""
 
     running = False
 
@@ -86,7 +86,7 @@ class Guard(TorchFunctionMode):  # type: ignore[misc]  # torch is not installed 
 
 
 class Operators(TorchDispatchMode):  # type: ignore[misc]  # torch is not installed here
-    """Dispatch mode during capture: finds operators that wait, and records those of the graph."""
+    """Dispatch mode during capture: refuses operators that wait, and records the others."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         keywords: dict[str, Any] = kwargs or {}
@@ -101,9 +101,9 @@ class Operators(TorchDispatchMode):  # type: ignore[misc]  # torch is not instal
 
 
 def _claim_written(func: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-    """Mark the outputs of a custom operator with device inputs as device memory.
+    """Mark arguments that a custom operator writes to as device memory, if an argument is.
 
-    A kernel can reach no other memory, but the CPU's Python code allocates such outputs without
+    A kernel can reach no other memory, but vLLM's Python code for the CPU allocates outputs without
     naming a device.
     """
     if isinstance(func, torch._ops.OpOverloadPacket) and any_on_device(args, keywords):
@@ -136,7 +136,8 @@ def _target(name: str, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> to
 def _placed(name: str, result: Any, args: tuple[Any, ...], target: torch.device) -> Any:
     """Mark a result that the call placed on `target`, and return it.
 
-    It is a clone if torch returned an argument's memory instead of a copy.
+    Return a clone if it shares an argument's memory, which is on the other side; also for
+    `as_tensor` and `asarray`.
     """
     if isinstance(result, torch.Tensor):
         moved = on_device(result) is not (target is DEVICE) and any(
@@ -199,7 +200,10 @@ class graph:  # noqa: N801  # torch's name for it
 
 
 def launch(kernel: Callable[..., None], *args: Any) -> None:
-    """Run the PyTorch replacement of a kernel, unchecked; during a recording add it as one step."""
+    """Run the PyTorch replacement of a kernel; its copies and waits are not checked.
+
+    During a recording it also becomes one step of the graph, unless another kernel calls it.
+    """
     if STATE.recorded is not None and not STATE.in_kernel:
         STATE.recorded.kernel(kernel, args)
     STATE.in_kernel += 1
@@ -234,9 +238,10 @@ def replace_waits() -> None:
 
 
 def _watch_python_operators(guard: Guard) -> None:
-    """Enter both modes again inside custom operators with a Python body.
+    """Replace `Library.impl`, so that custom operators with a Python body are checked inside.
 
-    Torch disables them while it calls an operator.
+    Their body runs under `guard` while that is running, and under `Operators` during a capture:
+    torch disables both modes while it calls an operator.
     """
     original = torch.library.Library.impl
 

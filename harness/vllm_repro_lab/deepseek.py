@@ -96,9 +96,10 @@ def forward_cpu(
 
 
 def _watch_prefills(attention: Any) -> None:
-    """Log the bytes that a prefill requests if no earlier one in this process requested as many.
+    """Make vLLM's workspace manager log the bytes that a prefill requests, if a new maximum.
 
-    This is before vLLM compares them with the lock, so no lab frame is in the traceback.
+    It logs them before vLLM compares them with the lock, so no lab frame is in the traceback.
+    attention: the class whose `_forward_prefill` requests them.
     """
     original, largest = WorkspaceManager._get_workspace_id, [0]
     ensures, prefills = (
@@ -121,7 +122,10 @@ def _watch_prefills(attention: Any) -> None:
 
 
 def _observe_prefill(needed: int, locked: bool, prefill: Any) -> None:
-    """Log a prefill chunk: workspace bytes needed, prompt lengths, tokens and the lock."""
+    """Log a prefill chunk: workspace bytes needed, prompt lengths, tokens and the lock.
+
+    prefill: local variables of `_forward_prefill`.
+    """
     chunk = slice(prefill["chunk_start"], prefill["chunk_end"])
     seen = {
         "bytes": needed,

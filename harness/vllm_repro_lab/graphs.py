@@ -81,7 +81,10 @@ def accept_more_arguments(original: Any, kernels: Any, *grid: Any) -> Any:
 
 
 def split_memory(original: Any, runner: Any, vllm_config: Any, _: Any) -> None:
-    """Give the runner `DEVICE` as its device, and so buffers in two halves, as on a GPU."""
+    """Make the runner on `DEVICE`, so that its buffers have a host and a device half, as on a GPU.
+
+    Replace torch's waits again.
+    """
     original(runner, vllm_config, DEVICE)
     replace_waits()  # the CPU runner replaces them from 0.21.0 on
 

@@ -61,7 +61,7 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
     ) -> tuple[int, bool]:
         """Return (tokens to load, whether asynchronously) for a prompt that asks for a load.
 
-        Return (0, False) for others, once the load has begun, and for the echo.
+        Return (0, False) for others, once the load has begun, and if `echo` is configured.
         """
         requested = _asked(request).keys() & {"load", "load_after_end", "reject"}
         if self._echo or not requested or request.request_id in self._seen:
@@ -70,9 +70,10 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
         return (tokens, "reject" not in requested) if tokens > 0 else (0, False)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Note the load for the worker half, or for the echo the wait for its second report.
+        """Note a load that the request asks for, for the worker half, which reports its end.
 
-        For `reject`, note the blocks that must fail.
+        If `echo` is configured, it is another connector's load, reported that many steps later once
+        more. For `reject`, note the blocks whose load must fail.
         """
         if (
             "load" in _asked(request)
@@ -93,9 +94,9 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
         return begun
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Begin the save, or the load after its end, that the request asks for.
+        """Begin the save, or the load after the request's end, that the request asks for.
 
-        Return (True, None) for a save: its blocks stay until it is reported. Else (False, None).
+        Return (True, None) for a save: the blocks stay until it is reported. Else (False, None).
         """
         self._seen.discard(request.request_id)
         if "load_after_end" in _asked(request):
@@ -137,7 +138,7 @@ def _asked(request: Any) -> dict[str, Any]:
 def _due(transfers: dict[str, int]) -> set[str] | None:
     """Count down the steps of each transfer; remove and return the requests that are due.
 
-    Return None without one, as the interface requires.
+    Return None if none is due, as vLLM's interface requires.
     """
     done = {name for name, left in transfers.items() if left <= 0}
     for name in list(transfers):

@@ -28,7 +28,7 @@ def is_pinned(value: Any) -> bool:
 
 
 def claim(tensor: torch.Tensor, *, device: bool = True) -> None:
-    """Mark a tensor's memory, shared with its views, as device or host memory."""
+    """Mark a tensor's memory, shared with its views, as device memory, or else as host memory."""
     _mark(tensor, "_lab_device", device)
 
 
@@ -38,7 +38,10 @@ def pin(tensor: torch.Tensor) -> None:
 
 
 def claim_computed(result: Any, args: Iterable[Any], keywords: Mapping[str, Any]) -> None:
-    """Mark new tensors computed from device memory; arguments written in place keep their mark."""
+    """Mark the tensors of a call's result as device memory if an argument is in device memory.
+
+    A tensor that shares its memory with an argument keeps its mark. args, keywords: of the call.
+    """
     results = list(tensors_in((result,)))
     inputs = list(tensors_in((*args, *keywords.values()))) if results else []
     if any(map(on_device, inputs)):

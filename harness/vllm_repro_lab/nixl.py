@@ -24,7 +24,7 @@ _LISTENERS = ("set_xfer_handshake_metadata_pp_aware", "set_xfer_handshake_metada
 
 
 def install() -> None:
-    """Replace the worker half of vLLM's NIXL connector by `Worker`, and open no port."""
+    """Replace the worker half of vLLM's NIXL connector by `Worker`, so that it opens no port."""
     module: Any = importlib.import_module(_CONNECTOR)
     for name in _WORKERS:
         if hasattr(module, name):
@@ -75,9 +75,10 @@ class Worker:
                 self._fetching[name] = meta
 
     def fetch(self, name: str, meta: Any) -> bool | None:
-        """Copy the remote blocks of a prompt to its local ones; return True once that is done.
+        """Copy the remote blocks of a prompt to its local ones, and return True.
 
-        False if they cannot be fetched, None while they are under way.
+        Return None in the first second after the first call, and then False if the blocks are those
+        of another engine.
         """
         end = self._ends.setdefault(name, time.monotonic() + FETCH_S)
         if time.monotonic() < end:
@@ -110,9 +111,9 @@ class Worker:
         return sent, ended
 
     def released(self, fetched: set[str]) -> set[str]:
-        """Return the requests whose held blocks may be freed.
+        """Return the requests whose held blocks may be freed: here those that were fetched.
 
-        fetched: those that this server has fetched since the last call.
+        fetched: the requests whose blocks this server has fetched since the last call.
         """
         return fetched
 

@@ -110,9 +110,10 @@ def _observe_store(event: int, blocks: Sequence[int]) -> None:
 
 
 def _watch_free_list() -> None:
-    """Log a free list that is shorter than its counter, when vLLM reads it to take blocks.
+    """Replace a method of BlockPool: log a free list that has too few blocks for what is taken.
 
-    No lab frame is then in a traceback.
+    It logs only if the counter says that there are enough, and before vLLM takes the blocks, so no
+    lab frame is in a traceback.
     """
     original = BlockPool.get_num_free_blocks
 

@@ -29,7 +29,7 @@ def install() -> None:
 
 
 def _transfers_of(spec: Any, *_: Any) -> Any:
-    """Return the transfers of a spec, made on first use. They move no data."""
+    """Return the `Transfers` of a spec, made on first use, whose copies move no data."""
     if "_repro_transfers" not in spec.__dict__:
         settings = spec.extra_config
         spec._repro_transfers = Transfers(
@@ -67,7 +67,10 @@ class Transfers:
         return True
 
     def transfer_async(self, job_id: int, spec: tuple[Any, Any]) -> bool:
-        """Submit a transfer, as releases up to 0.24.0 do, by its source."""
+        """Begin a store if the source is on the GPU, else a load, as releases up to 0.24.0 ask.
+
+        spec: source and target. Return True.
+        """
         submit = self.submit_store if "GPU" in type(spec[0]).__name__ else self.submit_load
         return submit(job_id, *spec)
 

@@ -36,7 +36,7 @@ class Mechanism:
     scheduled: bool = False
 
     def parts_with(self, graphs: str) -> tuple[Part, ...]:
-        """Return all names that it replaces; graphs: how captures are checked, or ""."""
+        """Return all names that it replaces. graphs: a key of `GRAPHS`, or an empty string."""
         return self.parts + (GRAPHS[graphs] if graphs else self.dry_run)
 
 
@@ -48,9 +48,9 @@ def _install_turboquant(graphs: str, *, flash: bool = False) -> None:
 
 
 def _installs(*modules: str) -> Callable[[str], None]:
-    """Return the function that installs these modules, in order, whatever graph mode it gets.
+    """Return a function that imports modules of this package, and calls `install()` of each.
 
-    It imports them, and they import torch and vllm.
+    It ignores its argument, the graph mode. The modules import torch and vllm.
     """
 
     def install(_: str) -> None:

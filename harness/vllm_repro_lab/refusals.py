@@ -86,9 +86,9 @@ def check_call(
     keywords: Mapping[str, Any],
     target: torch.device | None,
 ) -> None:
-    """Raise CUDA's error if a call from Python copies or waits where no operator shows it.
+    """Raise CUDA's error if a Python call of torch copies or waits without calling an operator.
 
-    target: the device named for the result.
+    name: of the function. first: its first argument. target: the device named for the result.
     """
     if name in _READING and on_device(first):
         refuse(_READING[name]())
@@ -152,9 +152,10 @@ def refuse(error: Exception) -> NoReturn:
 
 
 def _check_indices(name: str, args: tuple[Any, ...]) -> None:
-    """Refuse host indices, which are copied, and masks, which are counted first.
+    """Raise CUDA's error for indices of a device tensor that CUDA copies or waits for.
 
-    A mask is allowed if one number is set at all its places.
+    CUDA copies an index on the host, and counts the true places of a mask first. Allowed are masks
+    alone in an assignment of a single number. name, args: of the operator.
     """
     indices = [index for index in args[1] if index is not None]
     masks = [index.dtype in (torch.bool, torch.uint8) for index in indices]

@@ -26,7 +26,7 @@ class Recording:
     ) -> None:
         """Record a torch operator.
 
-        A replay copies its result into the captured result, where later steps read it.
+        A replay copies the new result into the captured one, where later steps read it.
         """
         places = _tensors(result)
 
@@ -38,7 +38,7 @@ class Recording:
         self._steps.append(step)
 
     def kernel(self, kernel: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Record a kernel, which writes to its arguments."""
+        """Record a call of a kernel, whose results are what it writes to its arguments."""
         self._steps.append(lambda: kernel(*args))
 
     def replay(self) -> None:

@@ -47,7 +47,7 @@ def install() -> None:
 
 
 def check_and_update_config(original: Any, cls: Any, vllm_config: Any) -> None:
-    """Make vLLM use the lab's worker, which has no model."""
+    """Make vLLM use the lab's worker, which has no model; then run the original method."""
     vllm_config.parallel_config.worker_cls = "vllm_repro_lab.scheduler_worker.Worker"
     original(cls, vllm_config)
 
@@ -90,7 +90,10 @@ def _order(item: tuple[Any, Any]) -> tuple[bool, list[int], list[int]]:
 
 
 def _copy_nothing(worker: Any, *_: Any) -> None:
-    """Give the simple connector's worker its copy backend, without memory of layers."""
+    """Let SimpleCPUOffloadConnector's copies move no data: they get no memory of layers.
+
+    Stands for `SimpleCPUOffloadWorker.register_kv_caches`.
+    """
     worker._backend = offload.CopyBackend()
 
 

@@ -59,7 +59,10 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         return ("generate",)
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
-        """Stand for `GPUModelRunner.get_kv_cache_spec`: one layer for each of `layer_types`."""
+        """Return the KV cache spec of each layer, as `GPUModelRunner.get_kv_cache_spec` does.
+
+        The layers are the `layer_types` of the model's configuration.
+        """
         model, cache = self.model_config, self.cache_config
         text = model.hf_text_config
         kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
@@ -89,7 +92,7 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         return specs
 
     def get_supported_kv_cache_layouts(self) -> list[str]:
-        """Stand for the method of `Worker`, with the CPU's attention backend for all layers."""
+        """Return the KV cache layouts of the CPU's attention backend, which serves all layers."""
         from vllm.v1.attention.backends import utils
         from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
@@ -102,7 +105,7 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         return _MEMORY
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        """Stand for `Worker.initialize_from_config`: set the blocks, begin the worker half."""
+        """Set the number of KV blocks, and start the KV connector's worker half if there is one."""
         self.cache_config.num_gpu_blocks = kv_cache_config.num_blocks
         # to the configuration only in newer releases
         for name in ("hash_block_size", "cache_hit_alignment_tokens"):
@@ -123,7 +126,8 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
     def execute_model(self, scheduler_output: Any) -> ModelRunnerOutput | None:
         """Stand for `GPUModelRunner.execute_model`: run the connector, and log preemptions.
 
-        Return None, as `sample_tokens` returns the step's tokens; the output if no request runs.
+        Return None: `sample_tokens` returns the step's tokens. If the step schedules no request,
+        return its output.
         """
         if preempted := getattr(scheduler_output, "preempted_req_ids", None):
             observe("preempted", requests=len(preempted))
@@ -173,11 +177,11 @@ class Worker(WorkerBase):  # type: ignore[misc]  # vLLM is not installed here
         return answer
 
     def _sampled(self, scheduler_output: Any) -> dict[str, list[int]]:
-        """Return the new tokens of each scheduled request: one at its last token, else none.
+        """Return the new tokens of each scheduled request, by its name.
 
-        Forget finished requests and keep the prompts of new ones. Stands for
-        `GPUModelRunner._update_states`, and for the samples of partial prefills that
-        `_prepare_inputs` discards.
+        That is one token if the step computes its last known token, else none. Forget finished
+        requests and keep the prompts of new ones. Stands for `GPUModelRunner._update_states`, and
+        for the samples of partial prefills that `_prepare_inputs` discards.
         """
         for name in scheduler_output.finished_req_ids:
             self._prompts.pop(name, None)

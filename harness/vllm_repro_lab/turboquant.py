@@ -25,8 +25,8 @@ def install(*, graphs: bool, flash: bool = False) -> None:
 
     The kernels are replaced later, when vLLM chooses the backend.
 
-    graphs: the module `graphs` creates the workspace and captures; if not, `dry_run` does. flash:
-    also replace FlashAttention.
+    graphs: whether the module `graphs` creates the workspace and captures; if not, install
+    `dry_run`, which does. flash: also replace FlashAttention.
     """
     wrap(CpuPlatform, "get_attn_backend_cls", partial(get_attn_backend_cls, flash))
     if not graphs:

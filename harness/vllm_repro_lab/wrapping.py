@@ -21,9 +21,9 @@ def wrap(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
 
 def keep(platform: Any, *names: str) -> None:
-    """Keep values of vLLM's configuration that its CPU platform would change.
+    """Make vLLM's CPU platform keep values of the configuration that it would change.
 
-    names: such as `scheduler_config.async_scheduling`.
+    platform: the class `CpuPlatform`. names: such as `scheduler_config.async_scheduling`.
     """
 
     def check_and_update_config(original: Any, cls: Any, vllm_config: Any) -> None:

@@ -34,9 +34,7 @@ class NightThroughput:
 def throughput(runs: Iterable[tuple[date, Run]]) -> list[NightThroughput]:
     """Return the newest throughput of each arm, load, host and setup, sorted.
 
-    Runs whose evidence shows no throughput are left out.
-
-    runs: with their nights.
+    Runs whose evidence shows no throughput are left out. runs: with their nights.
     """
     figures: dict[tuple[str, str, Point, str, str, str], dict[date, list[float]]] = {}
     for night, run in runs:

@@ -261,8 +261,8 @@ class ArmSearch(BootSearch[ArmRecord, Item]):
     def boot(self, item: Item) -> tuple[ArmBoot | None, str | None]:
         """Run the changed arm, and return its boot and None, or None and the signal.
 
-        Set the record's `version`. The run lies below the folder of this verb: `history` must not
-        take it for a run of the scenario's workload.
+        Set the record's `version` and `compiled`. The run lies below the folder of this verb:
+        `history` must not take it for a run of the scenario's workload.
         """
         out = self.job.out / self.job.scenario.id / self.record.verb
         arms = [self.changed_arm(item)]
@@ -289,7 +289,7 @@ class ArmSearch(BootSearch[ArmRecord, Item]):
 def add_search(parser: argparse.ArgumentParser, *, example: str, prints: str, more: str) -> None:
     """Add the options of a search that boots one arm of a scenario.
 
-    For the texts see `add_common`.
+    example, prints, more: as in `add_common`.
     """
     add_common(parser, example=example, prints=prints, more=more)
     parser.add_argument(

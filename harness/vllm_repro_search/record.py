@@ -69,7 +69,7 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> Any:
-        """Return the plan after all boots; None if the search takes whatever is left."""
+        """Return the plan after all boots; None if the search needs none: it boots all items."""
         return None
 
     @property
@@ -158,7 +158,7 @@ class ArmBoot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseSearchRecord(SearchRecord, frozen=True, kw_only=True):
-    """A search that boots one arm of one release.
+    """Record of a search that boots one arm of one release.
 
     Its runs lie beside it: `history` must not take them for the scenario's.
     """

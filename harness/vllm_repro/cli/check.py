@@ -40,7 +40,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the problems and gaps in scenario files; return 1 if there is a problem, else 0."""
+    """Print the problems in scenario files, and the gaps: what a draft does not state yet.
+
+    Return 1 if there is a problem, else 0.
+    """
     files = _scenario_files_in([Path(path) for path in arguments.paths])
     fields = request_fields(arguments.vllm) if arguments.vllm else None
     results = {path: read(path, fields=fields) for path in files}
@@ -75,7 +78,7 @@ def _copies(checked: Mapping[Path, Scenario]) -> Iterator[Problem]:
     """Yield a gap for each scenario that copies the issue and signature of another.
 
     It is a gap and no problem, because a new scenario may begin as a copy. A copy that
-    `same_death_as` declares is no gap.
+    `same_death_as` declares is no gap. checked: the scenarios by file.
     """
     known = {scenario.id: scenario for scenario in all_scenarios(warn=lambda _: None)}
     for path, scenario in checked.items():

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 def complete(parser: Callable[[str | None], argparse.ArgumentParser]) -> None:
     """Print the completions that the calling shell asks for, and exit.
 
-    parser: gives the parser with the options of a verb.
+    parser: returns the parser with the options of a verb.
     """
     words = os.environ["COMP_LINE"].split()
     argcomplete.autocomplete(

@@ -192,7 +192,10 @@ def _remedy(match: Match) -> str:
 
 
 def _match_values(match: Match, known: Sequence[Scenario], folders: list[str]) -> dict[str, object]:
-    """Return a matching scenario, with the advice about it, as a value for `--json`."""
+    """Return a matching scenario for `--json`: its ids, releases, workarounds and command.
+
+    folders: the `--scenarios` words of the command.
+    """
     status = match.scenario.status
     return {
         "scenario": match.scenario.id,
@@ -212,7 +215,7 @@ def _match_values(match: Match, known: Sequence[Scenario], folders: list[str]) -
 
 
 def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
-    """Return lines: releases without the bug, changes that avoid it, a command to show it."""
+    """Return lines: releases without the bug, changes that avoid it, the `command` to show it."""
     status = match.scenario.status
     lines = [_release_advice(status)]
     if match.how is How.MATCH and (others := other_bugs(match.scenario, known)):
@@ -239,7 +242,7 @@ def _release_advice(status: Status) -> str:
 
 
 def _command(match: Match, folders: list[str]) -> str:
-    """Return the `vllm-repro run` command that shows the matching scenario."""
+    """Return the `vllm-repro run` command of a matching scenario. folders: `--scenarios` words."""
     return shlex.join(["vllm-repro", "run", match.scenario.id, *folders])
 
 
@@ -276,7 +279,10 @@ def _diagnose_file(name: str, again: str) -> Diagnosis:
 
 
 def _diagnose_stream(file: BinaryIO, name: str, again: str) -> Diagnosis:
-    """Return the diagnosis of an open log; raise `UsageError` if it is compressed."""
+    """Return the diagnosis of an open log; raise `UsageError` if it is compressed.
+
+    name, again: as for `_diagnose_file`.
+    """
     first = file.peek(8) if isinstance(file, io.BufferedReader) else b""
     for begins, reads in _COMPRESSED:
         if first.startswith(begins):

@@ -119,9 +119,9 @@ def job_from(
 
     With `--on`, connect to the cluster.
 
-    name: the scenario as typed. compared: add an arm for each patch, and without `--arm` leave out
-    the controls. Raises `UsageError` for an option that the server does not use, and `InfraError`
-    if the cluster does not answer.
+    name: the scenario as typed. compared: add an arm for each patch; without `--arm`, only to the
+    arms of `Scenario.leading`. Raises `UsageError` for an option that the server does not use, and
+    `InfraError` if the cluster does not answer.
     """
     refuse_unused_options(options, choice.kind)
     elsewhere = _connect_cluster(getattr(arguments, "on", None), options, choice)
@@ -185,10 +185,11 @@ def resumed(
 ) -> argparse.Namespace:
     """Return the arguments of an interrupted command, but with this call's `--json` and `--on`.
 
-    Its runs go where the interrupted command wrote them. Its `--scenarios` are added to the
-    catalogue.
+    Further runs go where the interrupted command wrote its own. The folders of its `--scenarios`
+    are added to the catalogue.
 
-    beside: options allowed beside `--resume`. Raises `UsageError` for any other option, for another
+    arguments: of this call, with `--resume`. unfinished: the interrupted command. beside: more
+    options allowed beside `--resume`. Raises `UsageError` for any other option, for another
     scenario, and if a relative path of the interrupted command does not exist here.
     """
     parser: argparse.ArgumentParser = arguments.parser

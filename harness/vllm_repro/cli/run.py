@@ -165,7 +165,8 @@ def _run_scenario(
 ) -> RunReport:
     """Run one scenario, print its first line and its summary, and return its report.
 
-    With `--json` both go to standard error.
+    With `--json` both go to standard error. name: the scenario as typed. unfinished: the run to
+    resume; None for a new one.
     """
     options = server_options(arguments)
     job = job_from(

@@ -74,7 +74,8 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
     For an arm with patches, write the patched files that the command uses. A container is started
     for a moment to read those of an image.
 
-    style: a value of `--as`. Raises `InfraError` if there is no vLLM to patch.
+    style: a value of `--as`. Raises `InfraError` if there is no vLLM to patch, and `UsageError` if
+    the arm has no such form.
     """
     if style in ("python", "curl"):
         from vllm_repro.report.script import curl, script
@@ -131,12 +132,11 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
 
 
 def _patched_locally(arm: Arm, options: ServerOptions) -> tuple[str, Mapping[str, str]]:
-    """Patch a local `vllm`; return it, and the variables that make it import the patched files.
+    """Write an arm's patched files to the cache; return the program `vllm`, and variables for it.
 
-    It is the release of `--vllm` in the cache, without `--vllm` the one on PATH. The patched files
-    are written to the cache.
-
-    Raises `InfraError` if it is not here, and `Unsupported` if a patch does not fit.
+    The program is that of the release of `--vllm` in the cache; without `--vllm`, the one on PATH.
+    The variables make it import the patched files. Raises `InfraError` if the program is not here,
+    and `Unsupported` if a patch does not fit.
     """
     from vllm_repro.releases.local_vllm import local_vllm
     from vllm_repro.releases.provision import ReleaseCache

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def source(text: str) -> Source:
     """Return the vLLM that the text of `--vllm` names: a release, wheel, folder or commit.
 
-    Raises `argparse.ArgumentTypeError`.
+    Raises `argparse.ArgumentTypeError` for any other text.
     """
     # here: only a command with a SOURCE needs it
     from vllm_repro.releases.sources import parse_source

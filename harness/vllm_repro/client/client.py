@@ -109,7 +109,8 @@ class Client:
     async def ask(self, path: str, body: Mapping[str, Any]) -> Answer:
         """Send one request and return its answer; follow a stream to its end.
 
-        Wait without limit. Failures are in the answer, not raised. Add the events to `received`.
+        Wait without limit. Failures are in the answer, not raised. Add the stream's events to
+        `self.received`.
         """
         sent, received = time.time(), Received.of(path, body)
         try:
@@ -127,7 +128,7 @@ class Client:
     async def model_name(self) -> str:
         """Return the name of the first served model.
 
-        Raises `HTTPError`, `ValueError`, `LookupError` or `TypeError`.
+        Raises `HTTPError`; for a reply without a model `ValueError`, `LookupError` or `TypeError`.
         """
         response = await self.get("/v1/models", timeout=30.0)
         response.raise_for_status()
@@ -179,7 +180,10 @@ def release_of(response: httpx.Response) -> str:
 
 
 def _properties(node: Mapping[str, Any], models: Mapping[str, Any]) -> set[str]:
-    """Return the field names of a JSON schema, its references and alternatives included."""
+    """Return the field names of a JSON schema, its references and alternatives included.
+
+    models: the schemas that it may refer to, by name.
+    """
     node = models[node["$ref"].rpartition("/")[2]] if "$ref" in node else node
     parts = (part for key in ("anyOf", "allOf", "oneOf") for part in node.get(key, ()))
     return set(node.get("properties", ())).union(*(_properties(part, models) for part in parts))

@@ -77,8 +77,8 @@ class LoadClient:
     async def ask(self, path: str, body: Mapping[str, Any]) -> Answer:
         """Send one request and return its answer, as `Client.ask` does.
 
-        Use up a connection of `open`; without one, connect first. `sent` is the time of the write,
-        `ended` that of the last bytes.
+        Use up a connection of `open`; if none is left, connect first. In the answer, `sent` is the
+        time of the write and `ended` that of the last bytes.
         """
         received = Received.of(path, body)
         raw = msgspec.json.encode(dict(body))
@@ -151,7 +151,8 @@ class _Connection(asyncio.Protocol):
     def send(self, request: bytes, received: Received, epoch: float) -> float:
         """Write the request and return when that began, by `time.perf_counter`.
 
-        Bytes that the socket does not take at once are left to `answered`.
+        Bytes that the socket does not take at once are left to `answered`. received: takes the
+        answer. epoch: time in epoch seconds at which `time.perf_counter` is 0.
         """
         self.received, self._epoch = received, epoch
         self.last = sent = time.perf_counter()
@@ -168,8 +169,8 @@ class _Connection(asyncio.Protocol):
     async def answered(self) -> None:
         """Write the rest of the request, then wait for the end of the answer.
 
-        Raises `OSError` if the connection fails or closes first, `EndlessAnswerError`, and
-        `HttpParserError` for an answer that is not HTTP.
+        Raises `OSError` if the connection fails or closes first, `EndlessAnswerError` for an answer
+        that is too long, and `HttpParserError` for one that is not HTTP.
         """
         if self._socket is not None and self._unsent:
             with contextlib.suppress(OSError):  # the reader meets the closed connection, too
@@ -295,7 +296,8 @@ class _Connection(asyncio.Protocol):
 def _arrival(notes: list[tuple[int, int, bytes]]) -> float | None:
     """Return when the kernel received the data, on the clock of `time.perf_counter`.
 
-    Return None if the kernel sent no timestamp, or if the clocks could not be read together.
+    notes: the ancillary data of `recvmsg`. Return None if they hold no timestamp, or if the clocks
+    could not be read together.
     """
     for level, kind, raw in notes:
         if level == socket.SOL_SOCKET and kind == _TIMESTAMPNS:

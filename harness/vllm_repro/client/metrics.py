@@ -62,7 +62,8 @@ def counted_between(
 ) -> Counted | None:
     """Return the server's counts between two readings of its `/metrics`.
 
-    kv_most: for that field. Return None if the server restarted or does not count tokens.
+    kv_most: for that field. Return None if the server restarted, or has no count of generated
+    tokens above 0.
     """
     if not after.generation_tokens or after.started != before.started:
         return None

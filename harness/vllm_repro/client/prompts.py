@@ -78,7 +78,7 @@ def _salt(seed: str) -> str:
 
 
 async def fit(count: Count, tokens: int, seed: str) -> tuple[str, int]:
-    """Return a text that `count` counts as exactly `tokens` tokens, and how often it was called.
+    """Return (a text that `count` counts as exactly `tokens` tokens, number of calls of `count`).
 
     Raises `PromptError` if there is none, or none is found in 40 calls.
     """

@@ -56,7 +56,7 @@ async def sdk_view(
     failed: FailedRequest | None = None,
     api_key: str | None = None,
 ) -> SdkView:
-    """Return what a program with the `openai` SDK sees of a request that the crash failed.
+    """Return what a program with the `openai` SDK sees of the request `failed`.
 
     An error of the SDK is returned, never raised.
 
@@ -134,11 +134,10 @@ async def sdk_view(
 
 
 async def _recorded(answer: Answer, request: Any) -> Any:
-    """Return the recorded answer as a response of the SDK's HTTP library.
+    """Return the recorded answer as a response of the SDK's HTTP library, which made `request`.
 
-    Raise the library's `ReadError` if the recorded failure was in the transport.
-
-    SDK releases use different libraries.
+    Raise the library's `ReadError` if the recorded failure was in the transport. SDK releases use
+    different libraries.
     """
     library = importlib.import_module(type(request).__module__.partition(".")[0])
     body = {"error": {"message": answer.error, "code": answer.status}}

@@ -92,7 +92,7 @@ class ServeCommand:
         return None if self._last(canonical(name)) is None else self.has(name)
 
     def number(self, name: str) -> int | None:
-        """Return the value as vLLM parses numbers (`4096`, `4k`, `4K`); None without the flag.
+        """Return a flag's value as vLLM parses numbers (`4096`, `4k`, `4K`); None without the flag.
 
         Raises `CommandError` if the value is not a number.
         """
@@ -102,8 +102,8 @@ class ServeCommand:
     def with_flags(self, *words: str) -> ServeCommand:
         """Return a copy with flags set, each written as `"--max-num-seqs 8"`, `"--enforce-eager"`.
 
-        Replace a flag of the same name in its place, in either polarity. Append a new one. Raises
-        `CommandError` for a word that is no flag.
+        A flag takes the place of one of the same name, also of its `--no-…` form; a new one comes
+        last. Raises `CommandError` for a word that is no flag, or a value that cannot be parsed.
         """
         model, added = read_arguments([word for text in words for word in split_words(text)])
         if model is not None:
@@ -125,7 +125,7 @@ class ServeCommand:
         return replace(self, flags=tuple(flags), model_argument=argument)
 
     def without(self, *names: str) -> ServeCommand:
-        """Return a copy without these flags, in either polarity.
+        """Return a copy without these flags, whether written as `--x` or as `--no-x`.
 
         The keys below a flag, such as `--compilation-config.mode`, are removed with it.
 

@@ -169,7 +169,10 @@ def _read_flag(word: Word, following: Sequence[Word]) -> tuple[Flag, int]:
 
 
 def _stray_word_error(word: Word, model: str | None, flags: Sequence[Flag]) -> CommandError:
-    """Return the error for a word that is no flag's value, with the likely reason."""
+    """Return the error for a word that is no flag's value, with the likely reason.
+
+    model: the one named before it, if any. flags: those before it.
+    """
     if flags and not flags[-1].values and is_switch(flags[-1].name):
         name = flags[-1].written
         hint = f"{name} takes no value: write {name} or --no-{positive(flags[-1].name)[2:]}"

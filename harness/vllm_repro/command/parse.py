@@ -35,7 +35,8 @@ _DOCKER_SHORT_SWITCHES = "ditPq"
 def parse(text: str) -> ServeCommand:
     """Return the one server command in a pasted text.
 
-    Raises `CommandError` with the line that is wrong. The same command twice counts as one.
+    The same command twice counts as one. Raises `CommandError` with a line if there is no command,
+    two different ones, or one that is wrong.
     """
     env: dict[str, str] = {}
     servers: list[ServeCommand] = []
@@ -72,7 +73,8 @@ def parse(text: str) -> ServeCommand:
 def _read_server(words: Sequence[Word]) -> tuple[ReportedContainer | None, list[Word]] | None:
     """Return the container and the arguments of a simple command, None if it starts no server.
 
-    The container is None without `docker run`. Raises `CommandError`.
+    The container is None without `docker run`. Raises `CommandError` for an incomplete
+    `docker run`, or a `bash -c` script with "vllm" in it that starts no server.
     """
     texts = [word.text for word in words]
     end = _first_argument(texts)
@@ -205,7 +207,10 @@ def _find_script(texts: Sequence[str]) -> int | None:
 
 
 def _split_assignments(words: Sequence[Word]) -> tuple[dict[str, str], list[Word]]:
-    """Split off leading `NAME=value` words, also after `sudo`, `env` and `export`."""
+    """Return the leading `NAME=value` words as a dictionary, and the words after them.
+
+    Drop words such as `sudo`, `env` and `export` that stand before or between them.
+    """
     assignments: dict[str, str] = {}
     i = 0
     while i < len(words):
@@ -249,7 +254,7 @@ def _continues(command: Sequence[Word], first: str) -> bool:
 
 
 def _lacks_image(words: Sequence[Word]) -> bool:
-    """Return True if the words after `docker run` are incomplete, so that a line must follow."""
+    """Return True if the words after `docker run` cannot be parsed, as if lines were missing."""
     try:
         _read_docker_run(words)
     except CommandError:

@@ -53,7 +53,7 @@ def leased_gpus(
     GPU that is set aside as faulty or busy, not while it waits.
 
     If CUDA_VISIBLE_DEVICES lists indices, lease only GPUs from it. Raises `InfraError` if too few
-    GPUs are left.
+    GPUs are left, or if `nvidia-smi` fails.
     """
     with contextlib.ExitStack() as held:
         cards = _lock_gpus(count, unfit, notify, held) if count else ()
@@ -74,7 +74,7 @@ def _lock_gpus(
 
     Wait without limit for cards that other runs hold, and a minute for busy or faulty ones.
 
-    Raises `InfraError` if too few cards can become free.
+    Raises `InfraError` if too few cards can become free, or if `nvidia-smi` fails.
     """
     fit = _fit_cards(unfit)
     trouble_since: dict[str, float] = {}
@@ -128,7 +128,10 @@ def _fit_cards(unfit: Callable[[Gpu], str]) -> list[str]:
 
 
 def _lock_free(cards: Sequence[str], held: contextlib.ExitStack) -> dict[str, TextIO]:
-    """Lock those GPUs of `cards` that no run holds, and return the lock files by index."""
+    """Lock those GPUs of `cards` that no run holds, and return the lock files by index.
+
+    held: keeps the locks until it is closed.
+    """
     locks = {}
     for index in cards:
         with contextlib.suppress(BlockingIOError):
@@ -164,7 +167,8 @@ def busy_gpus() -> dict[str, str]:
 def await_free_memory(cards: Sequence[str]) -> float:
     """Wait until the memory of `cards` is free, and return the seconds that it took.
 
-    cards: indices of GPUs. Raises `InfraError` if it is not in a minute.
+    cards: indices of GPUs. Raises `InfraError` if it is not free after a minute, or if `nvidia-smi`
+    fails.
     """
     began = time.monotonic()
     while cards and (busy := [line for index, line in busy_gpus().items() if index in cards]):
@@ -198,9 +202,9 @@ def _faults() -> dict[str, str]:
 
 
 def _xids() -> dict[str, str]:
-    """Map a card's PCI bus and device (`17:00`) to its last Xid, NVIDIA's number of an error.
+    """Return each card's last Xid, NVIDIA's number of an error, by PCI bus and device (`17:00`).
 
-    Only errors of the hardware or its firmware count. Empty if this user may not read the kernel's
+    Only errors of the hardware or its firmware count. Empty if this user cannot read the kernel's
     log.
     """
     tool = shutil.which("dmesg")

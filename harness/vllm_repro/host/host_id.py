@@ -22,7 +22,7 @@ _MACHINE_ID = Path("/etc/machine-id")
 def host_id(machine: Mapping[str, Any], gpus: Sequence[str] = (), number: str = "") -> str:
     """Return the anonymous id of a machine: a hash of GPU UUIDs, machine id or hardware.
 
-    machine: its record in a journal. gpus: their UUIDs. number: systemd's machine id.
+    machine: its record in a journal. gpus: UUIDs of its GPUs. number: systemd's machine id.
     """
     if gpus:
         text = json.dumps(["gpus", sorted(gpus)])

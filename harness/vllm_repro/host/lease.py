@@ -61,8 +61,8 @@ TEMPORARY = "vllm-repro-server-"
 class Lease:
     """Locked file by which a running server is found and ended if this process is killed.
 
-    A new one is written, locked and known to the guard. `temporary` is a path for the server's
-    files; the caller makes that folder.
+    `Lease(…)` writes and locks the file and tells the guard process. `temporary` is a path for the
+    server's files; the caller makes that folder.
 
     server: a few words for `clean`. log: device and inode of a process's log; None for a container,
     which has no `temporary`. Raises `InfraError` if the file cannot be written.
@@ -164,9 +164,9 @@ def free_leases() -> dict[Path, LeaseFacts]:
 
 
 def _host() -> str:
-    """Return an id of this host: its users may share a home folder with other hosts.
+    """Return an id of this host: several hosts may share a home folder, and so the leases.
 
-    Hashed, because labels are public.
+    It is a hash of the host's name, because labels of containers are public.
     """
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 

@@ -68,10 +68,10 @@ _failed: list[InfraError] = []
 
 
 def nvidia_smi(*fields: str) -> list[list[str]]:
-    """Return the fields of each GPU as `nvidia-smi` prints them; none if it is absent.
+    """Return a list of `fields` for each GPU, as `nvidia-smi` prints them; none if it is absent.
 
-    Raises `InfraError` if it fails or does not answer in 30 s. After such a hang it raises at once,
-    until `forget_failure`.
+    fields: as for `--query-gpu`. Raises `InfraError` if it fails or does not answer in 30 s. After
+    such a hang it raises at once, until `forget_failure`.
     """
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -135,7 +135,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return an x86 processor's flags as in /proc/cpuinfo, such as "avx512_bf16"; else none."""
+    """Return an x86 processor's flags in /proc/cpuinfo, such as "avx512_bf16"; empty on others."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
 
@@ -148,7 +148,7 @@ def memory_gb() -> float:
 def gpu_use(cards: Sequence[str]) -> GpuUse | None:
     """Return the worst current use among these GPUs; None if `nvidia-smi` shows none of them.
 
-    cards: their indices. Raises `InfraError` if it fails.
+    cards: their indices. Raises `InfraError` if `nvidia-smi` fails.
     """
     fields = ("memory.used", "temperature.gpu", "power.draw", "clocks.sm")
     return worst_use(
@@ -169,7 +169,7 @@ def gpu_use(cards: Sequence[str]) -> GpuUse | None:
 
 
 def worst_use(uses: Sequence[GpuUse]) -> GpuUse | None:
-    """Return the worst value of each field; None without uses."""
+    """Return the worst value of each field of `uses`; None if there are none."""
 
     def known(field: str) -> list[float]:
         return [value for use in uses if (value := getattr(use, field)) is not None]

@@ -23,7 +23,7 @@ from vllm_repro.host.lease import Lease
 
 
 def is_alive(pid: int) -> bool:
-    """Return True if a process runs; False for a zombie, too."""
+    """Return True if a process runs; False if it is gone or a zombie."""
     with contextlib.suppress(psutil.Error):  # gone
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False

@@ -74,7 +74,7 @@ class Recording:
 def json_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields as JSON data, the way a journal holds them, not redacted.
 
-    Raises `TypeError` for a value of another type.
+    Raises `TypeError` for a value that has no JSON form.
     """
     plain: dict[str, Any] = msgspec.to_builtins(fields, str_keys=True, enc_hook=_plain)
     return plain
@@ -117,8 +117,8 @@ class Journal:
     def write(self, event: str, **fields: Any) -> None:
         """Append one event with the time and its redacted fields. Do nothing after `close`.
 
-        Raises `InfraError` if the disk is full, and `HarnessBug` at the end of a trial or run if
-        the file was removed.
+        Raises `InfraError` if the file cannot be written, for example on a full disk. At the end of
+        a trial or run, raises `HarnessBug` if the file was removed.
         """
         safe = self._redactor.deep(json_of(fields))
         line = json.dumps({"t": round(time.time(), 6), "event": event, **safe}, ensure_ascii=False)
@@ -229,7 +229,7 @@ def head_of(recording: Recording, folder: Path, *, hint: str) -> Entry:
 
 @contextlib.contextmanager
 def legible(folder: Path) -> Iterator[None]:
-    """Turn errors of a block that reads a foreign journal into `UsageError`."""
+    """Raise `UsageError` if the block meets a journal that is not in the format of this release."""
     try:
         yield
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:

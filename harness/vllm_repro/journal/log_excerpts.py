@@ -150,9 +150,8 @@ def _find(
 ) -> int | None:
     """Return the offset in bytes of the first match in a log, or None.
 
-    Of a log over twice `_SEARCHED`, only the first and last such part is searched.
-
-    words: every match contains one of them. Searching for them first is a hundred times faster.
+    Only the first and the last `_SEARCHED` bytes are searched. words: every match contains one of
+    them. Searching for them first is a hundred times faster. size: of the log.
     """
     at = 0
     while at < size:
@@ -177,7 +176,10 @@ def _traceback_before(file: BinaryIO, at: int, most: int) -> int | None:
 
 
 def _at_line_ends(file: BinaryIO, first: int, last: int, size: int) -> tuple[int, int]:
-    """Move both ends of a window back to the nearest line end, if it is near."""
+    """Return `first` and `last`, each moved back to a line end if one is within 8,192 bytes.
+
+    size: of the log.
+    """
     if 0 < first < size:
         before = _newline_before(file, first, 0)
         first = before if before is not None else first
@@ -187,9 +189,9 @@ def _at_line_ends(file: BinaryIO, first: int, last: int, size: int) -> tuple[int
 
 
 def _newline_before(file: BinaryIO, at: int, least: int) -> int | None:
-    """Return the offset after the last line end before `at`, not below `least`; None if it is far.
+    """Return the offset after the last line end before `at`; 0 if `at` is in the first line.
 
-    The file begins a line.
+    None if it is below `least`, or more than 8,192 bytes away.
     """
     near = max(least, at - _ALIGN)
     file.seek(near)

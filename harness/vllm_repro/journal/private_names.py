@@ -86,7 +86,7 @@ def _address(word: str) -> IPv4Address | IPv6Address | None:
 
 
 def _is_public(word: str) -> bool:
-    """Return True if an address or a host name identifies no private machine."""
+    """Return True for a loopback or wildcard address, `localhost` or the like, or a public site."""
     address = _address(word.strip("[]"))
     if address is not None:
         return address.is_loopback or address.is_unspecified

@@ -132,9 +132,9 @@ class Redactor:
         return value
 
     def _redact_list(self, words: Sequence[Any]) -> list[Any]:
-        """Redact a list, which may be an argument vector.
+        """Return a redacted list, which may be an argument vector.
 
-        Words after `--api-key` are secret up to the next flag.
+        Words after a secret flag, such as `--api-key`, are secret up to the next flag.
         """
         redacted: list[Any] = []
         flag = ""
@@ -151,7 +151,7 @@ class Redactor:
         return redacted
 
     def _redact_word(self, word: str) -> str:
-        """Redact one argument: everything after a secret name and `=` is its value, with spaces."""
+        """Return a redacted argument. All after a secret name and `=` is secret, with spaces."""
         name, equals, value = word.partition("=")
         if equals and re.fullmatch(r"[\w.-]+", name) and is_secret_name(name):
             return f"{self.text(name)}={_replace_texts(value, name)}"
@@ -159,7 +159,10 @@ class Redactor:
 
 
 def _replace_texts(value: Any, name: str) -> Any:
-    """Return `value` with a marker for each non-empty text in it. Numbers stay."""
+    """Return `value` with a marker for each non-empty text in it. Numbers stay.
+
+    name: the secret's, for the marker.
+    """
     if isinstance(value, str):
         return value if not value or value.startswith("[redacted:") else marker(kind_of(name))
     if isinstance(value, Mapping):

@@ -132,7 +132,8 @@ def _replace(
 ) -> str:
     """Return `text` with the values after secret names replaced.
 
-    `value` returns where a value ends and what replaces it, or None to keep the text.
+    name: matches a name, as its group `name`. value: returns (where the value after such a match
+    ends, what replaces it), or None to keep the text.
     """
     parts: list[str] = []
     done = at = 0

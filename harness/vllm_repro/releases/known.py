@@ -37,9 +37,9 @@ def nearest_cpu_build(version: str) -> str:
 
 
 def compiled_parts(version: str | None) -> str | None:
-    """Return the release whose compiled parts `version` runs over on a CPU; None for its own.
+    """Return the release whose compiled parts `version` uses on a CPU.
 
-    Also None for what is no known release.
+    None if `version` has a CPU build of its own, or is no known release.
     """
     known = version in RELEASES and version not in CPU_BUILDS
     return nearest_cpu_build(version) if version and known else None

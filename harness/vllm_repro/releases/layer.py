@@ -90,10 +90,10 @@ def install_over(
 
 
 def make_runnable(packages: Path, version: str, requires: Sequence[str] = ()) -> Path:
-    """Write the metadata by which vLLM finds its version and the CPU, and return its folder.
+    """Write the metadata from which vLLM takes its version and the CPU platform; return its folder.
 
     Also keep vLLM's `python -m` children from importing a checkout in the working directory.
-    requires: the requirements of the tree.
+    packages: site-packages with vLLM. requires: its requirements.
     """
     # vLLM looks for the distribution "vllm", and "cpu" in its version selects the CPU platform.
     public, _, local = version.partition("+")
@@ -112,7 +112,7 @@ def make_runnable(packages: Path, version: str, requires: Sequence[str] = ()) ->
 
 
 def _copy_tree(tree: Tree, packages: Path, base_packages: Path) -> tuple[list[str], list[Path]]:
-    """Put `vllm/` of `tree` into `packages`; return all names, and the copied paths.
+    """Put `vllm/` of `tree` into `packages`; return (names of all files, paths of the copied).
 
     Files that the base release has as well are linked to it, with their bytecode; the others are
     copied. Compiled parts are left out.
@@ -163,9 +163,9 @@ def _install_lacking(
 ) -> None:
     """Install requirements that `path` lacks or has in another version, with their dependencies.
 
-    path: site-packages that count as installed; new packages go to the first, that of `python`.
-    Keep the other version if the index has none that fits. Raises `InfraError` if a package cannot
-    be installed.
+    path: site-packages that count as installed; new packages go to the first, that of `python`. An
+    installed version that does not fit is kept if the index has no better one. Raises `InfraError`
+    if a missing package cannot be installed.
     """
     needed, tried = [Requirement(line) for line in requires], set[str]()
     while needed:

@@ -51,9 +51,9 @@ def packages_of_local(executable: Path) -> Path | None:
 
 
 def _ask_its_python(executable: Path) -> tuple[str | None, str | None]:
-    """Return the version and the packages' folder of the vLLM that `executable` starts.
+    """Return (version, site-packages) of the vLLM that `executable` starts.
 
-    None for what is unknown, such as both if its Python does not run.
+    Each is None if it is unknown; both are if the Python of `executable` does not run.
     """
     try:
         done = subprocess.run(
@@ -72,8 +72,8 @@ def _ask_its_python(executable: Path) -> tuple[str | None, str | None]:
 def _interpreter(executable: Path) -> list[str]:
     """Return the command of the Python that runs the script `executable`.
 
-    If the first line does not name a Python, it is the one beside the script: a long path is in a
-    shell command below the first line.
+    If the first line does not name a Python, return the one beside the script: pip writes a long
+    path below the first line, in a shell command.
     """
     with executable.open("rb") as file:
         first = file.readline(4096).decode(errors="replace")

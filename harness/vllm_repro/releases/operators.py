@@ -47,7 +47,7 @@ class Schema:
     required: int
 
     def takes(self, positional: int, keywords: Sequence[str]) -> bool:
-        """Return True if the operator accepts a call with these numbers and names of arguments."""
+        """Return True if the operator accepts a call with `positional` arguments and `keywords`."""
         passed = positional + len(keywords)
         return self.required <= passed <= len(self.names) and set(keywords) <= set(self.names)
 

@@ -46,7 +46,7 @@ class Overlay:
 def patched_texts(patches: Sequence[Patch], text_of: Callable[[str], str | None]) -> dict[str, str]:
     """Return the new text of each file that `patches` change.
 
-    `text_of` returns the current text, None if there is no such file.
+    text_of: returns the current text of a file, None if there is no such file.
 
     Raises `Unsupported` if a patch does not fit.
     """
@@ -103,9 +103,11 @@ def write_files(
 ) -> Path:
     """Return a folder in the cache at `root` with the files `texts`, and `links` for other files.
 
-    Make it on first use, and then remove older ones that no process uses. Lock it until this
-    process exits. Its name is a hash of both, because the installed vLLM may be upgraded. Raises
-    `InfraError` if it cannot be written.
+    texts, links: text, or target of a link, by path in the folder. The folder's name is a hash of
+    both, because the installed vLLM may be upgraded.
+
+    Make the folder on first use, and then remove older ones that no process uses. Lock it until
+    this process exits. Raises `InfraError` if it cannot be written.
     """
     links = {name: target for name, target in links.items() if name not in texts}
     key = json.dumps([digests_of(texts), links], sort_keys=True)

@@ -155,7 +155,7 @@ class ReleaseCache:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _install_if_needed(self, source: Source, version: str, progress: Progress) -> Release:
-        """Return the vLLM, installed first if it is not there or damaged.
+        """Return the vLLM of a source; install it first if it is missing or damaged.
 
         The caller holds the cache's lock. Raises `InfraError` if it cannot be installed.
         """
@@ -179,7 +179,7 @@ class ReleaseCache:
     def check(self, release: Release) -> None:
         """Raise `InfraError` if files of `release`, or of its compiled parts, were changed or lost.
 
-        Mark it first, so that the next `provision` installs it again.
+        Before that, mark it as changed, so that the next `provision` installs it again.
         """
         if self._intact(release.source):
             return
@@ -294,7 +294,7 @@ class ReleaseCache:
     def _install_release_over(self, version: str, folder: Path, progress: Progress) -> None:
         """Install a release without a CPU build over the compiled parts of an older one.
 
-        Install that one first if it is not there. Raises `InfraError`.
+        Install the older one first if it is not there. Raises `InfraError`.
         """
         self._announce(f"downloading the wheel of vLLM {version} for GPUs", _CUDA_WHEEL, progress)
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
@@ -316,7 +316,8 @@ class ReleaseCache:
     ) -> None:
         """Install a vLLM's own source over the compiled parts of the release `compiled`.
 
-        Install that one first if it is not there, and remove old sources at the end.
+        Install that release first if it is not there, and remove old sources at the end. Raises
+        `InfraError`.
         """
         base = self._install_if_needed(Source(release=compiled), compiled, progress)
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
@@ -327,7 +328,10 @@ class ReleaseCache:
     def _install_over(
         self, version: str, base: Release, tree: Tree, folder: Path, progress: Progress
     ) -> None:
-        """Make an environment with the Python of `tree` and the compiled parts of `base`."""
+        """Make an environment with the Python of `tree` and the compiled parts of `base`.
+
+        Raises `InfraError` if a package that the tree needs cannot be installed.
+        """
         started = time.monotonic()
         progress(f"laying the Python of vLLM {version} over the compiled parts of {base.version}")
         shutil.rmtree(folder, ignore_errors=True)
@@ -350,7 +354,7 @@ class ReleaseCache:
     ) -> None:
         """Write the file that marks an environment as complete, with `facts` and its fingerprint.
 
-        started: `time.monotonic()` at the begin of the installation.
+        started: `time.monotonic()` when the installation began.
         """
         packages, seconds = (
             next(folder.glob("lib/python*/site-packages")),

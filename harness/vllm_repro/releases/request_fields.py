@@ -82,8 +82,8 @@ def _run_program(
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program on the release's interpreter; return its outputs and exit status.
 
-    Its arguments: the packages' folder, and of each tuple in `modules` the first that the release
-    has, else the last. Raise nothing if the program fails.
+    The program gets as arguments the release's site-packages and a name from each tuple in
+    `modules`: the first that the release has, else the last. Raise nothing if it fails.
     """
     below = release.packages / "vllm" / "entrypoints"
     present = [

@@ -63,7 +63,7 @@ class Source:
 
     @property
     def version(self) -> str:
-        """Return the version that its server reports. Raises `UsageError`."""
+        """Return the version that its server reports. Raises `UsageError` if it is no vLLM."""
         return self.release or contents_of(self).version
 
 
@@ -149,8 +149,9 @@ def contents_of(source: Source) -> Contents:
 def write_tree(source: Source, scratch: Path, base_packages: Path) -> Tree:
     """Return the Python source of a wheel, folder or commit on disk; unpack it if necessary.
 
-    A wheel is unpacked into the empty folder `scratch`; so is a commit, without the files that
-    `base_packages`, the release's, has too (`Tree.same`). Raises `UsageError` if git fails.
+    A wheel or a commit is unpacked into the empty folder `scratch`. Of a commit, leave out the
+    files that the release in `base_packages` has byte for byte (`Tree.same`). Raises `UsageError`
+    if git fails.
     """
     if source.wheel:
         with zipfile.ZipFile(source.wheel) as archive:
@@ -200,7 +201,7 @@ def _commit_source(checkout: Path, text: str) -> Source:
 
 
 def hash_of(checkout: Path, text: str) -> str:
-    """Return the full hash of the commit that `text` names; empty without one, or a checkout."""
+    """Return the full hash of the commit `text`; empty if there is no such commit or checkout."""
     return (
         git(checkout, "rev-parse", "--verify", "--quiet", f"{text}^{{commit}}", missing=b"")
         .decode()
@@ -294,8 +295,8 @@ def _nearest_tag(checkout: Path, commit: str | None) -> str:
 def git(checkout: Path, *arguments: str, missing: bytes | None = None) -> bytes:
     """Run git in `checkout` and return its output.
 
-    missing: what to return if git fails; None to raise `UsageError` with git's message. Also raises
-    it if git is not installed.
+    missing: what to return if git fails; None to raise `UsageError` with git's message. Always
+    raises `UsageError` if git is not installed.
     """
     if shutil.which("git") is None:
         raise UsageError(

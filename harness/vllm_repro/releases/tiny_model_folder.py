@@ -31,7 +31,7 @@ _CHAT_TEMPLATE = (
 
 
 def make_tiny_model(folder: Path, model: TinyModel) -> Path:
-    """Write configuration and tokenizer of a tiny model to `folder`, and return it.
+    """Write configuration and tokenizer of a tiny model to `folder`, and return the folder.
 
     Each file is replaced atomically, and only if it differs, so that parallel runs can make the
     same folder.

@@ -59,7 +59,7 @@ def special_id(token: str) -> int:
 def added_tokens(*, image: bool = False) -> tuple[str, ...]:
     """Return the special tokens and markers, which stand for no bytes, in the order of their ids.
 
-    image: with `IMAGE`.
+    image: include the token `IMAGE`.
     """
     return (*SPECIAL_TOKENS, *MARKERS, *((IMAGE,) if image else ()))
 
@@ -67,7 +67,7 @@ def added_tokens(*, image: bool = False) -> tuple[str, ...]:
 def tokenizer_json(vocab: int, *, image: bool = False) -> dict[str, Any]:
     """Return the content of `tokenizer.json` with at most `vocab` tokens.
 
-    vocab: at least `SMALLEST_VOCABULARY`. image: with `IMAGE`.
+    vocab: at least `SMALLEST_VOCABULARY`. image: include the token `IMAGE`.
     """
     added = added_tokens(image=image)
     tokens = [*added, *byte_alphabet()]

@@ -35,7 +35,10 @@ class Needs:
 
 
 def release_version(text: str) -> str:
-    """Return the full number of a release: "v0.28" gives "0.28.0". Raises `UsageError`."""
+    """Return the full number of a release: "v0.28" gives "0.28.0".
+
+    Raises `UsageError` for a text that is no number, or the number of a build from source.
+    """
     try:
         version = Version(text.strip())
     except InvalidVersion:

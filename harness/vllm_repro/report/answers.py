@@ -37,7 +37,7 @@ class ClientView:
     refused: tuple[int, ...] = ()
     # names of the requests without a complete answer
     failed: tuple[str, ...] = ()
-    # the greedy output compared with that of the baseline arm
+    # comparison of the output check; empty without one
     compared: OutputComparison
     # result of the output check in a word or two
     output: str = ""
@@ -53,8 +53,8 @@ def trial_id(entry: Entry) -> TrialId:
 def client_views(recording: Recording, *, judged: bool = True) -> dict[TrialId, ClientView]:
     """Return what the client received in each trial that ended or sent a request.
 
-    judged: the bug is a wrong answer, so an output that cannot be judged makes the trial undecided.
-    Otherwise `compared.unknown` is emptied.
+    judged: True if the bug is a wrong answer: then an output that cannot be judged makes the trial
+    undecided. False: empty `ClientView.compared.unknown`.
     """
     by_trial: dict[TrialId, dict[str, list[Entry]]] = {}
     for entry in recording.entries:
@@ -74,7 +74,10 @@ def _view(
     *,
     judged: bool,
 ) -> ClientView:
-    """Return what the client received in one trial, from its journal entries by event."""
+    """Return what the client received in one trial, from its journal entries by event.
+
+    compared, output: the pair of `_outputs`. judged: as for `client_views`.
+    """
     sent, received, left = (
         entries.get(event, ()) for event in ("request-sent", "answer", "client-left")
     )
@@ -95,7 +98,7 @@ def _view(
 
 
 def answer_word(entry: Entry) -> str:
-    """Return the HTTP result of one request in words: `200`, `200 (cut off)`, `none`."""
+    """Return the HTTP result in an `answer` entry in words: `200`, `200 (cut off)`, `none`."""
     status = entry["status"]
     if status is None:
         return "none"
@@ -107,10 +110,12 @@ def answer_word(entry: Entry) -> str:
 
 
 def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | None, str]]:
-    """Return each checked trial's output comparison and its word, such as `wrong` or `plausible`.
+    """Return {trial: (comparison, result)} of the output check, for trials whose engine lived.
 
-    The comparison is None if the trial itself found a wrong answer, or if no check is declared. A
-    trial whose engine died or hung is left out.
+    The result is `wrong`, `alike`, `plausible`, `not judged`, `as ARM` or `as alone`. If the
+    scenario declares checks, the comparison is None only for a trial that the journal has as
+    `wrong-output`. If it declares none, the comparison is always None, and only clean and
+    untriggered trials with answers to prompts sent alone are returned.
     """
     started = recording.first("run-started")
     checks = convert(started.get("output") if started is not None else None, Checks | None)
@@ -157,5 +162,5 @@ def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | Non
 
 
 def _word_alone(comparison: OutputComparison) -> str:
-    """Return `wrong`, `not judged` or `as alone` for answers compared with prompts sent alone."""
+    """Return `wrong`, `not judged` or `as alone`. comparison: the result of `compare_alone`."""
     return "wrong" if comparison.wrong else "not judged" if comparison.unknown else "as alone"

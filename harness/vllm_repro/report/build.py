@@ -76,9 +76,10 @@ from vllm_repro_diagnosis.evidence import Evidence
 
 
 def build(folder: Path) -> RunReport:
-    """Return the report of the run in `folder`, which may also be its journal.
+    """Return the report of a run. folder: the run's folder, or the journal in it.
 
-    Raises `UsageError` if there is no journal, or one that is not of one whole run of this schema.
+    Raises `UsageError` if there is no journal, or one that does not hold exactly one run of this
+    schema.
     """
     if folder.is_file():
         folder = folder.parent
@@ -97,9 +98,10 @@ _OTHERS = {
 
 
 def build_foreign(folder: Path) -> RunReport:
-    """Return the report as `build` does, with a clear error for a journal in another format.
+    """Return the report of a run like `build`; the journal may be in another format.
 
-    It may be of another release or edited by hand. Raises `UsageError` for what it lacks.
+    Raises `UsageError` if the journal lacks a field, because another release wrote it or somebody
+    edited it, and for a folder of several runs, such as that of a bisection.
     """
     for name, what in _OTHERS.items():
         text = (folder.parent if folder.is_file() else folder) / name
@@ -128,10 +130,11 @@ def _redactor(
 def report_of(
     recording: Recording, folder: Path, secrets: Mapping[str, str] | None = None
 ) -> RunReport:
-    """Return the report of a journal that was read. Raises `UsageError` if it is not one whole run.
+    """Return the report of a journal that was read. folder: that of the run.
 
     Secrets, private folders, hosts and users are redacted in all its texts. secrets: values that
-    must not be shown, with their names (`known_secrets`).
+    must not be shown, with their names (`known_secrets`). Raises `UsageError` if the journal does
+    not hold exactly one run of this schema.
     """
     started = head_of(recording, folder, hint="name another run's folder")
     # A resumed run has several heads. The private names in all of them make a report the same
@@ -225,7 +228,7 @@ def _version(recording: Recording) -> str | None:
 
 
 def _comparisons(arms: Sequence[ArmReport]) -> tuple[str, ...]:
-    """Compare the arm that has the bug with the arms that avoid it, in sentences."""
+    """Return sentences that compare the arm that has the bug with the arms that avoid it."""
     return comparisons(
         [
             arm.counted if arm.expected.has_bug else replace(arm.counted, name=arm.name_and_edits)
@@ -248,7 +251,9 @@ def _verdict(
 ) -> VerdictReport:
     """Return the verdict on the scenario from the results of its arms.
 
-    It is withdrawn if the bug was not imitated or the run ended early.
+    It is inconclusive if the rehearsal engine lived and does not imitate the bug. For a run that
+    ended early see `_interrupted_verdict`. started, ended: the journal's `run-started` and
+    `run-ended` entries; `ended` is None if the run was killed.
     """
     results = [arm.counted for arm in arms if arm.trials]
     verdict = decide(
@@ -279,10 +284,10 @@ def _verdict(
 def _interrupted_verdict(
     verdict: VerdictReport, ended: Entry | None, arms: Sequence[ArmReport]
 ) -> VerdictReport:
-    """Return the verdict of a run that ended early, with the arms that are missing.
+    """Return the verdict of a run that ended early; its reason names the arms that are missing.
 
-    An expected verdict becomes undecided if the run was killed or an arm has no trial. A kill
-    leaves no `cancelled` trial.
+    An expected verdict becomes undecided if the run was killed or an arm has no trial. ended: the
+    `run-ended` entry; None if the run was killed.
     """
     cut = [
         arm.name
@@ -318,7 +323,8 @@ def _arm(
     """Return the report of an arm.
 
     A quiet arm is inconclusive if no process imported its patched files. declared: the arm in the
-    journal's first entry. good: releases that the scenario declares good.
+    journal's first entry. good: releases that the scenario declares good. views: what the client
+    received. version: the vLLM of the run, None if unknown.
     """
     name = declared["name"]
 
@@ -383,9 +389,10 @@ def _arm(
 
 
 def _requests(sent: Sequence[Entry], ended: Sequence[Entry]) -> tuple[str, ...]:
-    """Return an arm's requests as `NAME: POST PATH BODY`, those of one trial.
+    """Return the requests of one trial of an arm as `NAME: POST PATH BODY`.
 
-    It is the first that tested the engine, else the first that sent some. ended: its trials' ends.
+    The trial is the first that sent requests and tested the engine, else the first that sent any.
+    sent, ended: the arm's `request-sent` and `trial-ended` entries.
     """
     whole = {entry["trial"] for entry in ended if Outcome(entry["outcome"]).facts.tested}
     senders = dict.fromkeys(entry["trial"] for entry in sent)
@@ -403,8 +410,9 @@ def _server(
 ) -> ServerReport:
     """Return the facts of an arm's server: image, arguments, version, patched files.
 
-    begun, server: entries of the arm's first trial and server, None if there was none. ended: ends
-    of its trials, which name the imported files.
+    begun: the arm's first `trial-started` entry. server: its first `server-booted` entry, else its
+    first `server-started`. Both are None if there is none. ended: its `trial-ended` entries, which
+    name the imported files.
     """
     facts = dict(server["facts"]) if server is not None else {}
     known = {
@@ -430,7 +438,7 @@ def _server(
 
 
 def _boot_line(boot: Mapping[str, Any]) -> str:
-    """Return the logged settings on which these bugs depend: `chunks of 2048`, `eager`."""
+    """Return the settings on which the bugs depend, from a boot's log: `eager, chunks of 2048`."""
     # A CPU platform resets the mode before it is logged.
     mode = boot.get("cudagraph_mode") or "NONE"
     captured = "graphs captured" + ("" if mode == "NONE" else f" ({mode})")
@@ -456,8 +464,8 @@ def _trial(
 ) -> TrialReport:
     """Return the report of one trial, from its `trial-ended` entry.
 
-    The comparison with other arms' answers overrules the journal: wrong makes it `wrong-output`,
-    unknown makes a clean trial `untriggered`.
+    The output comparison in `view` overrules the journal's outcome: a wrong answer makes the trial
+    `wrong-output`, one that cannot be judged makes a clean trial `untriggered`.
     """
     outcome, why = Outcome(entry["outcome"]), entry["why"]
     trigger = convert(entry["trigger"], TriggerResult)

@@ -44,7 +44,7 @@ def clean(value: object) -> object:
 
 
 def local_link(path: str) -> str:
-    """Return a link to a file beside or below the page; `#` if `path` leads elsewhere.
+    """Return a link to a file beside or below the page; `#` if `path` is empty or leads elsewhere.
 
     path: relative to the page.
     """
@@ -55,7 +55,7 @@ def local_link(path: str) -> str:
 
 
 def _escaped(escape: Callable[[str], str]) -> Callable[[object], object]:
-    """Return a function that escapes all values but markup."""
+    """Return a function that escapes a value with `escape`, and returns markup as it is."""
     return lambda value: value if isinstance(value, Markup) else Markup(escape(str(value)))
 
 
@@ -82,7 +82,10 @@ def _markup(filter_: Callable[..., str]) -> Callable[..., Markup]:
 
 @cache
 def _environment(folder: Path, kind: str) -> Environment:
-    """Return the Jinja environment of a template folder that escapes values for a format."""
+    """Return the Jinja environment of a template folder, which escapes all values for a format.
+
+    kind: the format, ".html", ".md", ".txt" or "line".
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # here: it takes 0.1 s
 
     environment = Environment(
@@ -118,15 +121,16 @@ def fragment(template: str, folder: Path = TEMPLATES, *, kind: str = "", **value
 
 
 def plain_text(template: str, folder: Path = TEMPLATES, **values: Any) -> str:
-    """Render a template of Markdown or text, without empty lines at its end."""
+    """Return a Markdown or text template filled with `values`, without empty lines at its end."""
     return str(fragment(template, folder, **values)).rstrip("\n")
 
 
 def document(*, title: str, body: Markup, style: str = "") -> str:
     """Return the whole HTML page around `body`, the markup of a fragment.
 
-    style: added to `templates/style.css`; their hash is all that the page's policy allows. Raises
-    `ValueError` if it would end its element, and `TypeError` for a body that is no markup.
+    style: CSS to add to `templates/style.css`. The page's policy allows only this CSS, by its hash.
+    Raises `ValueError` if the CSS would end its `<style>` element, and `TypeError` for a body that
+    is no markup.
     """
     if not isinstance(body, Markup):
         raise TypeError("a page's body is markup that a template made")

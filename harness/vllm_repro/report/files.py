@@ -66,8 +66,8 @@ def render(report: RunReport, form: str, scenario: Scenario | None = None) -> st
 def write_diffs(report: RunReport) -> list[Path]:
     """Write the source diff of each patched arm against the release, and return the paths.
 
-    An arm is skipped unless the release is in the cache, and the server ran exactly these files.
-    Raises the errors of `write_file`.
+    An arm is skipped if the release is not in the cache, or if the server's patched files are not
+    those of the release with the arm's patches. Raises the errors of `write_file`.
     """
     release = None
     with contextlib.suppress(UsageError):  # the version of a commit, a folder or a nightly build
@@ -91,9 +91,9 @@ def write_diffs(report: RunReport) -> list[Path]:
 
 
 def _page_logs(report: RunReport) -> list[LogExcerpts | MissingLog]:
-    """Return excerpts of the logs that fit on the HTML page, and the names of the others.
+    """Return an item for each log of `log_names`, in order: its excerpts, or a `MissingLog`.
 
-    Each log counts with the most that is read of it.
+    A log is missing if it cannot be read, or if the logs before it leave no room (`LOG_ROOM`).
     """
     logs: list[LogExcerpts | MissingLog] = []
     room = LOG_ROOM
@@ -128,9 +128,9 @@ def write_reports(report: RunReport, scenario: Scenario | None = None) -> list[P
 
 
 def write_file(path: Path, content: str | bytes, *, hint: str) -> None:
-    """Replace `path` atomically.
+    """Replace the file `path` atomically by one with `content`.
 
-    Raises `InfraError` if the disk is full, else `UsageError`, with `hint`.
+    If this fails, raises `InfraError` for a full disk, else `UsageError`. hint: that of the error.
     """
     try:
         replace_file(path, content if isinstance(content, bytes) else content.encode())

@@ -23,18 +23,21 @@ def plural(count: int, noun: str) -> str:
 
 
 def limited(texts: Sequence[str], most: int) -> list[str]:
-    """Return the first `most` texts, and `and 7 more` if there are more."""
+    """Return the first `most` texts, then `and 7 more` if there are more."""
     more = len(texts) - most
     return [*texts[:most], f"and {more:,} more"] if more > 0 else list(texts)
 
 
 def runs(values: Sequence[_T]) -> list[tuple[_T, int]]:
-    """Return the consecutive equal values once each, with the number of repetitions."""
+    """Return (value, length) of each run of equal neighbours."""
     return [(value, len(list(run))) for value, run in groupby(values)]
 
 
 def template_for(text: str, words: Collection[str]) -> str:
-    """Return a template without the lines marked (`#: word`) for a word not in `words`."""
+    """Return `text` without the lines marked (`#: WORD`) with a word that is not in `words`.
+
+    From the other lines, remove the marks.
+    """
     lines = (line.partition("#: ") for line in text.splitlines())
     kept = [
         part.rstrip() if mark else part
@@ -50,9 +53,10 @@ def truncate(text: str, limit: int) -> str:
 
 
 def columns(rows: Sequence[tuple[str, ...]], limits: Sequence[int], most: int = 0) -> list[str]:
-    """Return the rows as lines of aligned columns, each at most `limits` letters wide.
+    """Return the rows as lines of aligned columns.
 
-    most: letters of a line, for which the widest columns are shortened; 0 for any number.
+    limits: most letters of each column. most: letters of a line; the widest columns are shortened
+    for it, but not below 8 letters. 0: no limit.
     """
     longest = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths = [*map(min, longest, limits)]

@@ -120,9 +120,9 @@ def html_page(report: RunReport, logs: Sequence[LogExcerpts | MissingLog] = ()) 
 
 
 def _cause(report: RunReport, arm: ArmReport, trial: TrialReport) -> dict[str, Any]:
-    """Return what the template shows of the most important failure.
+    """Return the template's values for a failed trial, such as `exception`, `why`, `frames`.
 
-    An engine that did not die has no exception.
+    If the engine did not die, `exception` is None and `frames` is empty.
     """
     death = trial.death
     frames = list(_frames(report, arm, death)) if death else []
@@ -140,9 +140,9 @@ def _cause(report: RunReport, arm: ArmReport, trial: TrialReport) -> dict[str, A
 
 
 def _frames(report: RunReport, arm: ArmReport, death: Death) -> Iterator[tuple[str, str, str]]:
-    """Yield place (file and line), function and URL of each frame of a death's traceback.
+    """Yield (place, function, URL) of each frame of a death's traceback; place is `FILE:LINE`.
 
-    The URL is empty if the file is not an unchanged one of the release.
+    The URL is empty unless the file is an unchanged one of a release.
     """
     for frame, line in zip_longest(death.frames, death.lines[: len(death.frames)], fillvalue=0):
         file, _, function = str(frame).rpartition(":")
@@ -150,9 +150,10 @@ def _frames(report: RunReport, arm: ArmReport, death: Death) -> Iterator[tuple[s
 
 
 def _amounts(report: RunReport) -> list[tuple[Amounts, str, float]]:
-    """Return the trigger's amounts in the worst trial that has some, with arm and greatest one.
+    """Return (amounts, arm name, greatest of these amounts) for each bar chart of one trial.
 
-    Empty if no trial has amounts.
+    The trial is the most important failure with amounts of the trigger, else the first trial with
+    some. Empty if none has any.
     """
     trials = [*report.failures, *((arm, trial) for arm in report.arms for trial in arm.trials)]
     for arm, trial in trials:
@@ -162,9 +163,9 @@ def _amounts(report: RunReport) -> list[tuple[Amounts, str, float]]:
 
 
 def _trials(report: RunReport) -> Iterator[tuple[str, int, TrialReport | None, Sequence[Event]]]:
-    """Yield arm, number, report and events of the trials to show.
+    """Yield (arm, number, report, events) of each trial to show.
 
-    Those that an incomplete journal does not end have no report.
+    The report is None if the journal ends before the trial does.
     """
     ended = {(arm.name, trial.number): trial for arm in report.arms for trial in arm.trials}
     shown = [
@@ -179,9 +180,9 @@ def _trials(report: RunReport) -> Iterator[tuple[str, int, TrialReport | None, S
 
 
 def log_names(report: RunReport) -> dict[str, str | None]:
-    """Return the exception that the engine died of, by the log of each shown trial.
+    """Return {log name: exception that the engine died of} of the trials to show, deaths first.
 
-    None if it did not die, or of an unknown exception. Logs of deaths come first.
+    The exception is None if the engine did not die, or if it is unknown.
     """
     shown = [trial for arm in report.arms for trial in first_of_each(arm.trials)[0]]
     exceptions: dict[str, str | None] = {}
@@ -192,10 +193,10 @@ def log_names(report: RunReport) -> dict[str, str | None]:
 
 
 def _marked(log: LogExcerpts, root: str | None) -> list[tuple[str, str]]:
-    """Return a log as (CSS class, text) pieces that mark the first error and the root exception.
+    """Return a log as pieces (CSS class, text), of class `error`, `root`, `gap` or "".
 
-    The first error and the line of the root exception are pieces of their own. root: name of that
-    exception, None if unknown.
+    The line of the first error is an `error`, that of the root exception a `root`, and a `gap` says
+    how many bytes are left out. root: name of the root exception, None if unknown.
     """
     pieces: list[tuple[str, str]] = []
     patterns = {"error": ALARM}

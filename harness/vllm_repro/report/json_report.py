@@ -308,7 +308,7 @@ def counters_of(phase: PhaseCounters) -> CountersJson:
 def trial_throughput(
     measured: MeasureReport | None, arm: str, trial: int
 ) -> TrialThroughputJson | None:
-    """Return a trial's throughput for `report.json`; None without one to report, or if withheld."""
+    """Return a trial's throughput for `report.json`; None if it has none, or if withheld."""
     known = measured is not None and not measured.withheld
     figures = measured.trials.get((arm, trial)) if measured and known else None
     if not figures:
@@ -360,7 +360,7 @@ def _ratios(
 
 
 def load_of(measured: MeasureReport | None, arm: str) -> LoadJson | None:
-    """Return the boot of an arm for its load alone; None if it had none."""
+    """Return the extra boot of an arm that only served the throughput load; None if it had none."""
     alone = measured.alone.get(arm) if measured else None
     if alone is None:
         return None

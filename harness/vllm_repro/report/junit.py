@@ -82,7 +82,7 @@ def _case(report: RunReport, name: str, time_s: float, *children: ET.Element) ->
 
 
 def _interrupted_cases(report: RunReport) -> list[ET.Element]:
-    """Return the cases of an interrupted run: an error, and a skip per arm that did not run."""
+    """Return the cases of an interrupted run: an error, and a skip per arm without a trial."""
     how = (
         f"interrupted by {report.interrupted}"
         if report.interrupted
@@ -113,7 +113,7 @@ def _arm_case(report: RunReport, arm: ArmReport) -> ET.Element:
 
 
 def _state(report: RunReport, arm: ArmReport) -> list[ET.Element]:
-    """Return the failure, error or skip of an arm; nothing if it passes."""
+    """Return the failure, error or skip of an arm, in a list; the list is empty if it passes."""
     trials = counted_trials(arm.trials)
     outcomes = [trial.outcome for trial in trials]
     failed = [trial for trial in trials if trial.severity is not None]

@@ -54,7 +54,10 @@ def markdown(report: RunReport) -> str:
 
 
 def root_traceback(death: Death, frames: int, limit: int) -> str:
-    """Return a death's innermost frames and exception, each in at most `limit` bytes."""
+    """Return a death's innermost frames and exception, each part in at most `limit` bytes.
+
+    frames: most frames.
+    """
     lines = [f"  {frame}" for frame in death.frames[-frames:]]
     if outer := len(death.frames) - len(lines):
         lines.insert(0, f"  [… {outer} outer frames …]")
@@ -63,7 +66,7 @@ def root_traceback(death: Death, frames: int, limit: int) -> str:
 
 
 def senders(report: RunReport) -> dict[tuple[str, ...], list[str]]:
-    """Return each list of requests with the names of the arms that sent it."""
+    """Return {requests: names of the arms that sent exactly these}."""
     senders: dict[tuple[str, ...], list[str]] = {}
     for arm in report.arms:
         if arm.requests:

@@ -66,7 +66,7 @@ class PhaseCounters:
 
 
 def phase_counters(recording: Recording) -> dict[TrialId, tuple[PhaseCounters, ...]]:
-    """Return each trial's server counters by phase, with the rounds of a load added up.
+    """Return each trial's server counters, one item a phase, with the rounds of a load added up.
 
     Trials without counters are left out.
     """
@@ -87,7 +87,7 @@ def phase_counters(recording: Recording) -> dict[TrialId, tuple[PhaseCounters, .
 
 
 def merged(phases: Sequence[PhaseCounters]) -> PhaseCounters:
-    """Return one or more phases of a kind as one: counts added up, the worst GPU readings."""
+    """Return counters of one phase and load as one: counts added up, the worst GPU readings."""
     counted = total([phase.counted for phase in phases])
     return replace(
         phases[0], counted=counted, gpus=worst_use([phase.gpus for phase in phases if phase.gpus])
@@ -95,7 +95,7 @@ def merged(phases: Sequence[PhaseCounters]) -> PhaseCounters:
 
 
 class LoadBoot(Struct, frozen=True, kw_only=True):
-    """The boot of an arm for its load alone, because its trials died before it was sent."""
+    """An arm's boot that only served the throughput load: its trials died before the load."""
 
     trial: int
     outcome: Outcome
@@ -144,7 +144,7 @@ class MeasureReport:
 
 
 def measurements(recording: Recording) -> MeasureReport | None:
-    """Return the throughput in a run's journal; None if the run did not ask for any."""
+    """Return the throughput in a run's journal; None if the run was to measure none."""
     started = recording.first("run-started")
     options = started.get("wishes") if started is not None else None
     if started is None or not options or not options["throughput"] or not started.get("loads"):
@@ -192,7 +192,7 @@ def measurements(recording: Recording) -> MeasureReport | None:
 
 
 def why_no_throughput(evidence: str, measured: MeasureReport | None) -> str:
-    """Return why a run has no throughput to show; empty if it has. evidence: of the run."""
+    """Return why a run has no throughput to show; empty if it has. evidence: as in `Evidence`."""
     if reason := withheld(evidence):
         return reason
     if measured is None:
@@ -222,7 +222,10 @@ def _label(recording: Recording, started: Entry, ended: Sequence[Entry]) -> str:
 def _round_counters(
     recording: Recording, ended: Collection[TrialId], arms: Sequence[str]
 ) -> dict[tuple[Point, str], PhaseCounters]:
-    """Return the server's counters in the rounds of finished trials, by load and arm."""
+    """Return the server's counters in the rounds of finished trials, by load and arm.
+
+    ended: the finished trials. arms: their order in the result.
+    """
     parts: defaultdict[tuple[Point, str], list[PhaseCounters]] = defaultdict(list)
     for trial, phases in phase_counters(recording).items():
         for phase in phases if trial in ended else ():
@@ -259,7 +262,7 @@ class _PointRounds:
     def drifts(self) -> bool:
         """Return True if the load never became steady.
 
-        False if the client limited a round, or too few are complete.
+        False if the client limited a round, or too few rounds are complete.
         """
         speeds = [measured.output_tok_s for measured in self.rounds]
         enough = len(speeds) >= LEAST_ROUNDS and not self.limited
@@ -272,7 +275,7 @@ class _PointRounds:
         return whole and not self.limited and len(self.rounds) >= LEAST_ROUNDS
 
     def notes(self, key: _Key) -> Iterator[str]:
-        """Yield why rounds are left out, with the worst reason; nothing if all are used."""
+        """Yield sentences on why rounds are left out; none if all are used. key: trial and load."""
         (arm, trial), point = key
         where = f"{arm}, trial {trial}: {point}"
         if self.limited:
@@ -320,14 +323,14 @@ def _point_rounds(recording: Recording) -> dict[_Key, _PointRounds]:
 
 
 def _at_points(recording: Recording, event: str) -> Iterator[tuple[_Key, Entry]]:
-    """Yield the entries of one event, each with its trial and its load."""
+    """Yield ((trial, load), entry) for the entries of one event, without those of `_is_former`."""
     for entry in recording.of(event):
         if not _is_former(entry):
             yield (trial_id(entry), convert(entry["point"], Point)), entry
 
 
 def _is_former(entry: Entry) -> bool:
-    """Return True for an entry of a kind that is no longer measured: a rate, a soak, a repeat."""
+    """Return True for a measurement that only older journals have: a rate, a soak, a repeat."""
     point = entry.get("point") or {}
     return bool(point.get("rate") or entry.get("again") or entry.get("phase") == "soak")
 
@@ -336,7 +339,7 @@ _Rounds = Mapping[_Key, Sequence[Round]]
 
 
 def _trial_figures(rounds: _Rounds, trial: TrialId) -> Iterator[Figures]:
-    """Yield the figures of one trial, for one load after the other."""
+    """Yield the figures of one trial, for one load after the other. rounds: those that count."""
     for (measured_trial, point), measured in rounds.items():
         if measured_trial == trial:
             yield figures(point, [measured])
@@ -347,7 +350,8 @@ def _speeds(
 ) -> Iterator[ArmSpeed]:
     """Yield the speed of each arm at each load: by load, the baseline first, then as `arms`.
 
-    references: the baseline and the arm with the bug, to which each other arm is compared.
+    rounds: those that count. references: the baseline and the arm with the bug, to which each other
+    arm is compared. seed: of the bootstrap intervals.
     """
     baseline, _ = references
     points: defaultdict[Point, defaultdict[str, list[Sequence[Round]]]] = defaultdict(

@@ -61,7 +61,7 @@ class ArmReport(ArmJson, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> ArmResult:
-        """Return the arm's result over its counted trials, as the verdict reads it."""
+        """Return the arm's result as the verdict reads it, over the trials of `counted_trials`."""
         return ArmResult(
             name=self.name,
             expected=self.expected,
@@ -116,9 +116,9 @@ class RunReport(RunJson, frozen=True, kw_only=True):
 
     @property
     def shortfall(self) -> str:
-        """Return why the report lacks a part of the run (killed, interrupted); else empty.
+        """Return why the report lacks a part of the run, as a sentence without its full stop.
 
-        It is a sentence without its full stop.
+        The run was interrupted or killed, or its journal is damaged. Else empty.
         """
         if self.interrupted:
             return f"Interrupted by {self.interrupted}"
@@ -161,7 +161,7 @@ class RunReport(RunJson, frozen=True, kw_only=True):
 
 
 def arm_fields(result: ArmResult) -> dict[str, Any]:
-    """Return those fields of an `ArmReport` that the arm's result has."""
+    """Return the result of an arm as keyword arguments of `ArmReport`."""
     return {
         "name": result.name,
         "expected": result.expected,
@@ -176,7 +176,7 @@ def arm_fields(result: ArmResult) -> dict[str, Any]:
 
 
 def verdict_fields(decision: VerdictReport) -> dict[str, Any]:
-    """Return those fields of a `RunReport` that the verdict has."""
+    """Return a verdict as keyword arguments of `RunReport`."""
     return {
         "verdict": decision.verdict,
         "because": decision.because,
@@ -201,9 +201,9 @@ def counted_trials(trials: Sequence[TrialReport]) -> list[TrialReport]:
 
 
 def issue_url(issue: str) -> str:
-    """Return the GitHub URL of `owner/repository#number`, or of vLLM's issues if it is not stated.
+    """Return the GitHub URL of the issue `owner/repository#number`; without `#`, of vLLM's issues.
 
-    GitHub redirects it if it is a pull request.
+    GitHub redirects the URL if the number is that of a pull request.
     """
     named = issue.replace("#", "/issues/") if "#" in issue else "vllm-project/vllm/issues"
     return f"https://github.com/{named}"

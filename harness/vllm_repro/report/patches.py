@@ -28,7 +28,10 @@ def compared_patches(arms: Sequence[ArmReport]) -> tuple[ComparedPatch, ...]:
 
 
 def _compared_patch(arm: ArmReport, first: ArmReport) -> ComparedPatch:
-    """Return an arm's row of the comparison: boots that failed, and the result for its patch."""
+    """Return an arm's row of the comparison: boots that failed, and the result for its patch.
+
+    first: the arm to compare with.
+    """
     trials = [trial for trial in counted_trials(arm.trials) if trial.outcome.facts.tested]
     return ComparedPatch(
         arm=arm.name,
@@ -41,7 +44,11 @@ def _compared_patch(arm: ArmReport, first: ArmReport) -> ComparedPatch:
 
 
 def _reading(arm: ArmReport, first: ArmReport) -> str:
-    """Return the result for an arm's patch: `fixed`, `not tested`, `newly failing: …`."""
+    """Return the result for an arm's patch: `fixed`, `not tested`, `newly failing: …`.
+
+    For the first arm itself, the release as it is: `fails: …`, that it does not fail, or
+    `undecided: …`.
+    """
     failures, as_released = _failures(arm), _failures(first)
     if arm is first and failures:
         return f"fails: {', '.join(failures)}"
@@ -85,14 +92,14 @@ def _undecided(arm: ArmReport) -> str:
 
 
 def _failures(arm: ArmReport) -> list[str]:
-    """Return how the arm failed, each way once."""
+    """Return the different failures of an arm's trials that count, as by `_failure`."""
     return list(dict.fromkeys(filter(None, map(_failure, counted_trials(arm.trials)))))
 
 
 def _failure(trial: TrialReport) -> str:
-    """Return the failure of a trial, without what differs between boots.
+    """Return the failure of a trial, such as `AssertionError in lock`; empty if it did not fail.
 
-    Empty if it did not fail.
+    Two boots with the same failure have the same text.
     """
     if trial.outcome.facts.alive or not trial.outcome.facts.tested:
         return ""

@@ -39,9 +39,9 @@ class Run(RunJson, frozen=True, kw_only=True):
 
     @property
     def quiet(self) -> int:
-        """Return the number of boots in which every leading arm crossed the trigger and lived.
+        """Return how many boots of each arm in `leading` crossed the trigger and lived, at least.
 
-        0 if an arm did not, or if the rehearsal engine does not have the bug.
+        0 if one of these arms is not quiet, or if the rehearsal engine does not have the bug.
         """
         if not self.imitated or any(arm.result is not Result.QUIET for arm in self.leading):
             return 0

@@ -91,9 +91,11 @@ def script(
 ) -> str:
     """Return the text of a `repro.py` that boots an arm and sends its requests.
 
-    Raises `UsageError` for an arm with patches, or if there is no script (`no_script`).
+    Raises `UsageError` for an arm with patches, or if no script can show the scenario's bug
+    (`no_script`).
 
-    report: the run that it belongs to. brief: its head has how to use it, and nothing of the bug.
+    report: the run that it belongs to. brief: say at the head only how to use the script, and
+    nothing of the bug.
     """
     launch = _launch(scenario, arm, 0, report)
     steps = scenario.workload_of(arm)
@@ -135,9 +137,10 @@ def script(
 
 
 def _launch(scenario: Scenario, arm: Arm, port: int, report: RunReport | None = None) -> Launch:
-    """Return the command of an arm on a plain vLLM, with the model runner of the run.
+    """Return the command of an arm on a plain vLLM, with the model runner of the run `report`.
 
-    Raises `UsageError` for an arm with patches, or if there is no script.
+    Raises `UsageError` for an arm with patches, or if no script can show the scenario's bug
+    (`no_script`).
     """
     if why := no_script(scenario):
         raise UsageError(f"no script for {scenario.id}: {why}", hint="vllm-repro show --as lab")
@@ -179,7 +182,7 @@ def _wrapped(argv: tuple[str, ...]) -> str:
 
 
 def _reported(scenario: Scenario, arm: Arm) -> str:
-    """Return what should happen to this arm in words, such as the exception the engine dies of."""
+    """Return in words what this arm does in a release with the bug, such as its exception."""
     match arm.expected:
         case Expected.DIES:
             dies = scenario.signature
@@ -212,7 +215,8 @@ print(ids("shared", shared) + ids(seed, length - shared))' "$@"; }"""
 def curl(scenario: Scenario, arm: Arm, port: int) -> str:
     """Return an arm's server command and its requests, as curl calls, in lines for a shell.
 
-    Raises `UsageError` for an arm with patches, or if there is no script. port: of the server.
+    port: of the server. Raises `UsageError` for an arm with patches, or if no script can show the
+    scenario's bug (`no_script`).
     """
     launch = _launch(scenario, arm, port)
     lines = []
@@ -251,7 +255,10 @@ def curl(scenario: Scenario, arm: Arm, port: int) -> str:
 
 
 def _curl(request: Request, command: ServeCommand, seed: str) -> str:
-    """Return one request as a `curl` call. seed: of the prompt's random token ids."""
+    """Return one request as a `curl` call. seed: of the prompt's random token ids.
+
+    command: that of the server, for the model's name and the sizes.
+    """
     fields = _fields(request, command)
     path, tokens, shared = (
         fields.pop("path", _COMPLETIONS),
@@ -361,10 +368,11 @@ def _request(request: Request, command: ServeCommand) -> str:
 
 
 def _fields(request: Request, command: ServeCommand) -> dict[str, Any]:
-    """Return the fields of a request that the script's `send` reads.
+    """Return a request as {name: value} for the script's `send`.
 
-    The fields of its body follow, or `body` with all of them. A chat of a stated length loses those
-    of the chat template.
+    First come options such as `tokens` and `path`, then the fields of the request's body. A request
+    without a prompt has them all in one, `body`. A chat of a stated length is sent as a completion,
+    so the fields of the chat template are left out.
     """
     fields: dict[str, Any] = _thawed(request.fields)
     sized = isinstance(request.prompt, int | Size)

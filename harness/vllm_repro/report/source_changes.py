@@ -15,7 +15,7 @@ _TAGGED = re.compile(r"(\d+\.\d+\.\d+(?:\.post\d+|rc\d+)?)(?:\+(?:cpu|cu\d+))?")
 
 
 def changed_files(report: RunReport) -> list[str]:
-    """Return `reported, eager: vllm/a.py` for the arms that patch the same files."""
+    """Return a line for all arms that patch the same files: `reported, eager: vllm/a.py`."""
     arms: dict[tuple[str, ...], list[str]] = {}
     for arm in report.arms:
         if arm.patches:
@@ -36,7 +36,7 @@ def diff_of(arm: ArmReport) -> str:
 
 
 def whole_diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """Return the diff of whole files, by their paths, as `git apply` takes it."""
+    """Return the diff of whole files as `git apply` takes it. before, after: texts by path."""
     lines = (
         line
         for file in after
@@ -79,7 +79,7 @@ def _off_line_one(hunk: re.Match[str]) -> str:
 
 
 def untried_note(file: PatchedFile) -> str:
-    """Return the end of a line about changes of a file that did not run; empty if all ran."""
+    """Return the end of a line about a patched file: changes that did not run; empty if all ran."""
     unimported = "; no process of the server imported it, so its change was not tried"
     replaced = (
         f"; the lab runs something else for {', '.join(file.untried)}, so that change was not tried"

@@ -41,9 +41,9 @@ def print_summary(report: RunReport, stream: TextIO) -> None:
 
 
 def summary(report: RunReport, width: int = 0) -> str:
-    """Return the end of a run: the table of trials, the cause, the verdict and the next step.
+    """Return the text for the end of a run: table of trials, cause, verdict and next step.
 
-    width: of the terminal, 0 for none.
+    width: of the terminal in letters, 0 for none.
     """
     trials = [trial for arm in report.arms for trial in arm.trials]
     notable = [trial for _, trial in report.failures] or [

@@ -51,7 +51,7 @@ def arms_table(report: RunReport) -> Table:
 
 
 def _arm_columns(report: RunReport) -> list[_Column]:
-    """Return the columns between outcome and result: heading, and function to make a cell."""
+    """Return (heading, function that makes a cell) of each column between outcome and result."""
     columns: list[_Column] = [
         ("boot", lambda _, trial: seconds(trial.boot_s)),
         ("boundary", lambda _, trial: boundary(trial)),
@@ -80,14 +80,17 @@ def _arm_columns(report: RunReport) -> list[_Column]:
 
 
 def _rate(arm: ArmReport) -> str:
-    """Return the bound on the bug's rate that the boots show: `at least 61%`."""
+    """Return the bound on the bug's rate that the boots show: `at least 61%`, `-` for none."""
     if arm.k:
         return f"at least {lower_bound(arm.k, arm.n):.0%}"
     return f"at most {excluded_rate(arm.n):.0%}" if arm.result is Result.QUIET else "-"
 
 
 def _result(arm: ArmReport, did: str) -> str:
-    """Return an arm's result for the table: `reproduces (died in 3 of 3)`."""
+    """Return an arm's result for the table: `reproduces (died in 3 of 3)`.
+
+    did: the verb for the bug, such as `died`.
+    """
     outcomes = {trial.outcome for trial in counted_trials(arm.trials)}
     if arm.expected is Expected.UNTRIGGERED and outcomes == {Outcome.UNTRIGGERED}:
         return f"{arm.result}, as declared: it proves nothing"
@@ -108,7 +111,7 @@ _TIMES: dict[str, Callable[[Figures], Spread | None]] = {
 
 
 def price_sentences(report: RunReport) -> list[str]:
-    """Return the price of each arm that avoids the bug: its speed beside the arm with the bug.
+    """Return a sentence for each arm that avoids the bug: its speed beside the arm with the bug.
 
     Empty if there is no figure to show, or none of both arms.
     """
@@ -149,7 +152,7 @@ def _interval(ratio: Ratio) -> str:
 
 
 def load_sentences(report: RunReport) -> list[str]:
-    """Return sentences on the arms that were booted for their load alone."""
+    """Return sentences on the arms that were booted once more for the throughput load alone."""
     return [
         f"{arm.name} has no figure from its trials, so it was booted once more for the load alone:"
         f" {load_word(arm.load)}"
@@ -159,7 +162,7 @@ def load_sentences(report: RunReport) -> list[str]:
 
 
 def load_word(load: LoadJson) -> str:
-    """Return how a boot for the load alone ended: the engine lived, or how it died."""
+    """Return how a boot for the throughput load alone ended: lived, or how the engine died."""
     if load.outcome.facts.alive:
         return "the engine lived"
     if load.death is None:
@@ -194,7 +197,7 @@ def throughput_table(measured: MeasureReport | None) -> Table | None:
 
 
 def throughput_lead(report: RunReport) -> list[str]:
-    """Return sentences, without stops, for above the throughput table or in its place.
+    """Return sentences without stops, to print above the throughput table, or instead of one.
 
     Empty if throughput was not measured.
     """
@@ -234,9 +237,9 @@ def _doubts(measured: MeasureReport) -> list[str]:
 
 
 def throughput_notes(measured: MeasureReport, quote: Callable[[str], str] = str) -> list[str]:
-    """Return notes on the throughput table: how to read it, then the limits of its figures.
+    """Return notes below the throughput table: how to read it, then the limits of its figures.
 
-    quote: writes the name of an arm.
+    quote: formats the name of an arm, for example as Markdown code.
     """
     if not measured.shown:
         return []
@@ -361,7 +364,7 @@ def _number(value: float) -> str:
 
 
 def _ratio(speed: ArmSpeed) -> str:
-    """Return the ratio to the baseline, its interval, and if it is faster or slower; `-`: none."""
+    """Return the ratio to the baseline, its interval and its change; `-` without a ratio."""
     if speed.ratio is None:
         return "-"
     return f"{_interval(speed.ratio)}, {speed.ratio.change}"

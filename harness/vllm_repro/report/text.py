@@ -80,7 +80,7 @@ def cell(text: str) -> str:
 def code(text: str, *, in_table: bool = False) -> str:
     """Return `text` as inline code on one line.
 
-    In a table GitHub splits columns before it finds code.
+    in_table: escape `|`, too, because in a table GitHub splits columns before it finds code.
     """
     line = _short_ticks(one_line(text))
     if not line:
@@ -92,7 +92,7 @@ def code(text: str, *, in_table: bool = False) -> str:
 
 
 def html(text: str) -> str:
-    """Return `text` for the content of an HTML element, on one line."""
+    """Return `text` for the content of an HTML element, on one line, without links or mentions."""
     return _break_mentions(escape(one_line(text), quote=False))
 
 

@@ -19,7 +19,7 @@ _COUNTED = {"throughput-round": "throughput"}
 
 
 def timelines(recording: Recording) -> dict[TrialId, list[Event]]:
-    """Return the events of each trial in the order of time, with the unfinished trials."""
+    """Return the events of each trial in the order of time, also of trials that did not end."""
     trials: dict[TrialId, list[Entry]] = {}
     trial: list[Entry] | None = None
     for entry in recording.entries:
@@ -51,13 +51,13 @@ def _events(entries: list[Entry]) -> list[Event]:
 
 
 def _words(entry: Entry) -> tuple[str, str] | None:
-    """Return what an entry observed, and its detail; None for events that are not shown."""
+    """Return (label, detail) of a journal entry; None for an event that is not shown."""
     words = _WORDS.get(entry.event)
     return words(entry) if words else None
 
 
 def _answer(entry: Entry) -> tuple[str, str]:
-    """Return the name of a request, and its answer: status, tokens and seconds."""
+    """Return (name of the request, its answer: status, tokens and seconds)."""
     tokens = (entry.get("usage") or {}).get("completion_tokens")
     result = answer_word(entry) + (f", {plural(tokens, 'token')}" if tokens else "")
     took_s = entry.get("took_s")
@@ -65,7 +65,7 @@ def _answer(entry: Entry) -> tuple[str, str]:
 
 
 def _canary(entry: Entry) -> tuple[str, str]:
-    """Return the result of the one-token completion that tests whether the engine answers."""
+    """Return ("canary", result) of the one-token completion that tests if the engine answers."""
     result = "answers" if entry["ok"] else f"fails: {entry['status']}, {entry['error']}"
     return "canary", f"a one-token completion {result}"
 

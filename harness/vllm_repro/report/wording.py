@@ -39,7 +39,7 @@ def notices(report: RunReport) -> list[str]:
 
 
 def plain_sentence(report: RunReport) -> str:
-    """Return whether this release showed the bug, what avoided it, and the declared fix."""
+    """Return a sentence, without its stop: was the bug seen, what avoided it, the declared fix."""
     tested = any(arm.expected.has_bug and arm.result is Result.QUIET for arm in report.arms)
     fixed = re.fullmatch(r">=([\d.]+)", report.status.good)
     return plain_text(
@@ -61,9 +61,9 @@ def _failed(report: RunReport) -> ArmReport | None:
 
 
 def _avoided(report: RunReport) -> dict[int, tuple[bool, list[str]]]:
-    """Return (True if so many boots are enough, changes that avoided the bug), by number of boots.
+    """Return {boots: (enough, changes)}: the changes with which so many boots avoided the bug.
 
-    Empty if no arm showed the bug.
+    enough: so many boots prove that a change helps. Empty if no arm showed the bug.
     """
     failed = _failed(report)
     avoided: dict[int, tuple[bool, list[str]]] = {}
@@ -77,7 +77,10 @@ def _avoided(report: RunReport) -> dict[int, tuple[bool, list[str]]]:
 
 
 def _source_word(report: RunReport) -> str:
-    """Return `with its source changed` if only a changed vLLM showed or survived the bug."""
+    """Return `with its source changed` if the arm that showed the bug is patched; else empty.
+
+    If no arm showed the bug, all arms that ran must be patched.
+    """
     ran = [arm for arm in report.arms if arm.trials]
     failed = [arm for arm in ran if arm.expected.has_bug and arm.k]
     return (
@@ -86,13 +89,16 @@ def _source_word(report: RunReport) -> str:
 
 
 def avoids(arm: ArmReport) -> bool:
-    """Return True if the engine lived with the arm's change, and the server ran all of it."""
+    """Return True if the engine lived with the arm's changes, and the server ran all patches."""
     ran = not any(map(untried_note, arm.server.patched))
     return arm.result is Result.QUIET and not arm.expected.has_bug and ran
 
 
 def _difference(arm: ArmReport, failed: ArmReport) -> str:
-    """Return the changes that only this arm has, such as `with --enforce-eager`."""
+    """Return the changes that `arm` has and `failed` has not, such as `with --enforce-eager`.
+
+    If they are too long or none: `in the arm NAME`.
+    """
     edits = [
         re.sub("^patched ", "with a change of ", edit)
         for edit in arm.edits
@@ -173,9 +179,10 @@ def _refused_by(trials: Sequence[TrialReport]) -> str:
 
 
 def grouped(trials: Sequence[TrialReport]) -> list[tuple[TrialReport, str]]:
-    """Return a row for each trial; from four trials on, a row for each outcome.
+    """Return (trial, suffix) for each row of a table: a row for each trial.
 
-    Each has a suffix: ` x 5` for several trials, `, repeated` for trials that do not count.
+    From four trials on, it is a row for each outcome, with the first such trial. suffix: ` x 5` for
+    several trials, `, repeated` for a trial that does not count.
     """
     counted = {trial.number for trial in counted_trials(trials)}
     rows = [(trial, "") for trial in trials]
@@ -211,7 +218,7 @@ def first_of_each(trials: Sequence[TrialReport]) -> tuple[list[TrialReport], lis
 def not_run_word(arm: ArmReport) -> str:
     """Return `interrupted` or `not run` for an arm without a finished trial; else empty.
 
-    One that has a command was begun.
+    It is `interrupted` if a trial of the arm was started.
     """
     return "" if arm.trials else INTERRUPTED if arm.command else NOT_RUN
 

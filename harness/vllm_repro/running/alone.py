@@ -43,12 +43,15 @@ The log probabilities that vLLM returns are those before them.
 
 @dataclass(frozen=True)
 class Greedy:
-    """A request of the workload, sent at temperature 0, whose answer can be repeated."""
+    """A request of the workload, sent at temperature 0, whose answer can be repeated.
+
+    Its `prompt` is not a text: it is a hash of the fields that decide the answer, in 16 hex digits.
+    """
 
     name: str
     endpoint: str
     body: Mapping[str, Any]
-    # hash of the fields that decide its answer
+    # hash of endpoint and all fields that decide the answer: equal for equal requests
     prompt: str
 
     def again(self, salt: str) -> dict[str, Any]:
@@ -112,5 +115,5 @@ def burst(prompts: Sequence[Greedy]) -> list[Repeat]:
 
 
 def _salt(purpose: str, greedy: Greedy) -> str:
-    """Return a `cache_salt` of this prompt's own: it shares no prefix-cache block with others."""
+    """Return a `cache_salt` for a purpose and prompt; only equal salts share cached blocks."""
     return f"{purpose} {greedy.prompt}"

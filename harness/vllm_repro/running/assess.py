@@ -157,7 +157,7 @@ def _lines(log: Path) -> Iterable[Line]:
 
 
 def _fatal_lines(log: Path) -> int:
-    """Return how many lines of the log report a death decisively."""
+    """Return how many lines of the log are decisive signs of death (`log_sign`)."""
     signs = (log_sign(line.raw) for line in _lines(log))
     return sum(sign is not None and sign[1] for sign in signs)
 
@@ -181,7 +181,8 @@ def _trigger_facts(
 ) -> TriggerFacts:
     """Return the facts that trigger conditions use, from log, command and requests.
 
-    For an attached server the scenario's command does not count.
+    For an attached server the scenario's command does not count. captured: values at the
+    placeholders of the crash signature.
     """
     batch, chunked = boot.max_num_batched_tokens, boot.chunked_prefill
     # The boot line shows the value in force, the flag only the requested value. An attached server
@@ -318,7 +319,7 @@ def _death(
 def weights_of(command: ServeCommand, seen: Observed, boot: BootFacts) -> ServedWeights | None:
     """Return which kind of weights the server serves, such as real or dummy; None if unknown.
 
-    boot: the only source for an attached server.
+    boot: facts of the boot log, the only source for an attached server.
     """
     if seen.facts is None:
         return None
@@ -337,7 +338,7 @@ def weights_of(command: ServeCommand, seen: Observed, boot: BootFacts) -> Served
 
 
 def _host_trouble(seen: Observed) -> str | None:
-    """Return the sentence on a lost container engine or an out-of-memory kill; None without."""
+    """Return the sentence on a lost container engine or an out-of-memory kill; None for neither."""
     if seen.exit is not None and seen.exit.lost:
         return f"the container engine was lost: {seen.exit.detail}"
     if seen.exit is not None and seen.exit.oom_killed:
@@ -356,7 +357,7 @@ def _of_a_gateway(answer: Answer) -> bool:
 
 
 def _gateway_trouble(seen: Observed) -> str | None:
-    """Return the sentence on a request to an attached server that a gateway spoiled; None without.
+    """Return the sentence on an answer that a gateway before an attached server gave, or None.
 
     Always None for a server that the harness started.
     """

@@ -69,7 +69,7 @@ _SUBJECT = r"(?:\[shutdown\] )?(?:MPClient: |Worker proc \S+ |Engine core proc \
 
 
 def log_sign(line: str) -> tuple[str, bool] | None:
-    """Return the `LOG_SIGNS` entry that a log line reports: text, decisive or not; None without.
+    """Return the (text, decisive) of `LOG_SIGNS` that a log line reports; None without one.
 
     The text counts only at the start of a message that vLLM logs as an error or a warning. Prompts
     in a request log quote such texts, and Python's resource tracker, whose messages do not mean a
@@ -87,7 +87,7 @@ def log_sign(line: str) -> tuple[str, bool] | None:
 
 
 def sign_of_answer(answer: Answer, *, canary: bool = False) -> DeathSign | None:
-    """Return the sign of death in an answer; None if it has none, as a 4xx.
+    """Return the sign of death in an answer; None if it shows none, such as a 4xx.
 
     It is decisive only if the answer names a dead engine. A bare 500, a reset or an early end of a
     stream may be one bad request: the caller sends a canary to find out. canary: the answer is that

@@ -36,10 +36,10 @@ def with_out(command: str, out: Path) -> str:
 
 
 def run_folder(out: Path, scenario: str, name: str = "") -> Path:
-    """Make `out/scenario/<UTC>-<6 hex>/logs/`, point `latest` at the run's folder, and return it.
+    """Make and return the run's folder `out/scenario/<UTC>-<6 hex>/`, with a folder `logs` in it.
 
-    Only this user can open the folder: logs are not redacted. name: name of the folder in place of
-    `<UTC>-<6 hex>`, if another machine chose it.
+    Point the link `out/scenario/latest` at it. Only this user can open it: logs are not redacted.
+    name: its name in place of `<UTC>-<6 hex>`, if another machine chose it.
 
     Raises `UsageError` if the folder exists or cannot be made.
     """
@@ -49,9 +49,9 @@ def run_folder(out: Path, scenario: str, name: str = "") -> Path:
 
 
 def stamped_folder(out: Path, below: Path, inside: str = "", name: str = "") -> Path:
-    """Make `out/below/<UTC>-<6 hex>/`, point `out/below/latest` at it, and return it.
+    """Make and return the folder `out/below/<UTC>-<6 hex>/`; point `out/below/latest` at it.
 
-    inside: name of a folder to make in it. name: its name in place of `<UTC>-<6 hex>`.
+    inside: name of a folder to make in it. name: its own name in place of `<UTC>-<6 hex>`.
 
     Raises `UsageError` if the folder exists or cannot be made.
     """
@@ -79,7 +79,7 @@ _FOLDER_VARIABLES = ("TMPDIR", "XDG_CACHE_HOME", "XDG_STATE_HOME", "HF_HOME", "V
 
 
 def private_folders() -> list[tuple[str, str]]:
-    """Return the folder names to redact and the shell words that replace them, longest first.
+    """Return (folder, word that replaces it in reports) for each folder to redact, longest first.
 
     Raises `UsageError` if the working folder has been removed.
     """
@@ -101,10 +101,10 @@ def private_folders() -> list[tuple[str, str]]:
 
 
 def private_sources(sources: Iterable[Source | None]) -> list[tuple[str, str]]:
-    """Return the folders of vLLM checkouts and wheels, each with the word that hides it in reports.
+    """Return (folder, word that replaces it in reports) for each folder of a checkout or wheel.
 
-    Leave out those that `private_folders` hides already. Do not redact records that `--resume`
-    reads: it needs the real folders.
+    Leave out those that `private_folders` covers already. Do not redact records that `--resume`
+    reads: it needs the real folders. sources: vLLMs; None and releases are skipped.
     """
     known, folders = private_folders(), dict[str, None]()
     for source in sources:

@@ -66,7 +66,7 @@ class Elsewhere(Protocol):
         """End all runs because of the signal `name`. Each returns its report."""
 
     def room(self, job: Job) -> int:
-        """Return how many such jobs can run at once, at least one."""
+        """Return how many jobs like this one can run there at once, at least one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +170,9 @@ def first_line(site: SiteFacts, why: str, version: str | None) -> str:
 def repeat_command(
     verb: str, job: Job, kind: ServerKind, release: tuple[str, Source | str | None]
 ) -> str:
-    """Return a command line that repeats `job`, with `--server auto` resolved.
+    """Return a command line of `vllm-repro` that repeats `job`, with `--server auto` resolved.
 
-    release: the flag that names releases, and its value.
+    verb: its subcommand, such as "run". release: the flag that names releases, and its value.
     """
     options, limits, default = job.options, job.limits, TimeLimits()
     name = job.name if job.name.endswith(".py") else job.scenario.id

@@ -208,7 +208,8 @@ class VllmServer:
 
         If it is dead or hung, end the server and raise `EngineDied`.
 
-        Raises that again for a server that it ended, and `UsageError` for one that was closed.
+        If it has ended the server before, raise the same error again. Raises `UsageError` if the
+        server was closed.
         """
         if self._failed is not None:
             raise self._failed
@@ -373,7 +374,8 @@ class VllmServer:
 def _scenario(command: str, env: Mapping[str, str], version: str, *, on_gpu: bool) -> Scenario:
     """Return a scenario that holds only this command and environment, for `VllmServer`.
 
-    Its model is the tiny one of `weights="dummy"`.
+    Its model is the tiny one of `weights="dummy"`. version: the release. on_gpu: it needs the GPUs
+    of the command.
     """
     parsed = parse(command)
     if not parsed.model:

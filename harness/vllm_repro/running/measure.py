@@ -258,8 +258,9 @@ class TrialMeasurer:
     async def _measure_point(self, point: Point, rounds: int, due: float, ends: float) -> None:
         """Measure one point of a load: rounds to warm up, then the rounds that count.
 
-        Write each round that counts, and the point, to the journal. due, ends: monotonic seconds.
-        Begin a round that the figure can lack only if it should be over by `due`.
+        Write each round that counts, and the point, to the journal. due, ends: times of the
+        monotonic clock. Rounds beyond the fewest that give a figure begin only if they should be
+        over by `due`.
 
         Raises `_StoppedError` if the fewest rounds would not be over by `ends`, or a request
         failed.
@@ -344,7 +345,8 @@ class TrialMeasurer:
     ) -> dict[str, int] | None:
         """Return the tokens that the server's counters show since `before`; None without counters.
 
-        Wait up to two seconds until they are those of `usage`, the tokens that were sent and got.
+        Keys of the result and of `usage`: `prompt`, `output`. Wait up to two seconds until both are
+        equal. usage: the tokens that were sent and received.
         """
         ends = time.monotonic() + _COUNTED_WITHIN
         while True:
@@ -364,7 +366,7 @@ class TrialMeasurer:
     ) -> list[Answer]:
         """Await requests at once and return their answers, in the order in which they came.
 
-        Then write them to the journals. check: runs meanwhile.
+        Then write them to the journals. check: measures the client's own delay meanwhile.
 
         Raises `_StoppedError` if one of them failed, or the engine died or hung.
         """

@@ -113,8 +113,8 @@ def _arms_to_run(job: Job, site: Site, progress: Progress) -> list[Arm]:
     """Return the arms to run on `site`, each with the patch of the command line, if any.
 
     If the user named no arms, leave out those that are not usual on the site, and print a line on
-    them. With a patch of the command line, also leave out arms that have their own. A compared job
-    keeps its arms.
+    them. With a patch of the command line, also leave out arms that have their own. With
+    `job.compared`, return the arms of the job as they are.
     """
     if job.compared:
         return list(job.arms)
@@ -268,7 +268,7 @@ def _arms_in_order(job: Job, site: Site) -> list[Arm]:
 def signals_later() -> Iterator[None]:
     """Hold signals back during the block, so that a report is written whole; then raise the first.
 
-    Only in the main thread.
+    Do nothing in another thread than the main one. The signals are those of `signals_to`.
     """
     came: list[signal.Signals] = []
     with signals_to(came.append):
@@ -279,9 +279,10 @@ def signals_later() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_to(on_signal: Callable[[signal.Signals], object]) -> Iterator[None]:
-    """Call `on_signal` for each signal during the block, if this is the main thread.
+    """Call `on_signal` for each SIGINT, SIGTERM, SIGHUP and SIGQUIT during the block.
 
-    In another thread, leave the signals to the caller.
+    Do nothing in another thread than the main one. A SIGHUP or SIGQUIT that the process ignores
+    stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -337,7 +338,7 @@ class _Trials:
                 await run_trial(trial, load_alone, "load")
 
     def _unmeasured(self) -> list[Arm]:
-        """Return the arms to boot for their load alone: those that died before it was sent.
+        """Return the arms to boot again for their load alone: those that died before it was sent.
 
         Empty if throughput is not measured or the server is attached.
         """

@@ -260,7 +260,8 @@ def _while_booting(release: Release | None) -> None:
 async def _record_sdk_view(trial: Trial, model: str, failed: FailedRequest | None) -> None:
     """Write to the journal what a program with the `openai` SDK sees of the crash.
 
-    Send requests to the dead server for at most ten seconds. Write nothing if that fails.
+    Send requests to the dead server for at most ten seconds. Write nothing if that fails. failed:
+    the request in which the death showed, if there was one.
     """
     # without it the report lacks one sentence; the outcome must not change
     with contextlib.suppress(Exception):

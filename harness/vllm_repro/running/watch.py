@@ -169,9 +169,9 @@ class Watch:
     async def until_ready(self) -> bool:
         """Wait until `/health` answers 200, read the counters for the first time, and return True.
 
-        Return False if the engine died or the container engine was lost. Also after
-        `limits.boot_stall` seconds without a new log line: set `hung` then. Other channels judge
-        health, counters and processes only once this returned True.
+        Return False if the engine died, a channel failed or the container engine was lost. Also
+        after `limits.boot_stall` seconds without a new log line: set `hung` then. Other channels
+        judge health, counters and processes only once this returned True.
 
         Raises `InfraError` if another server listens at the URL.
         """
@@ -238,9 +238,8 @@ class Watch:
     async def aftermath(self) -> None:
         """Wait until the server is gone and its log is complete, at most `limits.grace` seconds.
 
-        Call it after the first sign.
-
-        After a restart the first process is gone already, and the second one stays.
+        Call it after the first sign of death. If the server was restarted, its first process is
+        gone already: wait half a second, and leave the second one alone.
         """
         began = time.monotonic()
         while (waited := time.monotonic() - began) < self.limits.grace:
@@ -273,9 +272,10 @@ class Watch:
         self._stopping = True
 
     async def hang(self, detail: str, seconds: float) -> None:
-        """Record a hang: the engine has made no progress for `seconds`. Read where it stands.
+        """Record a hang: the engine has made no progress for `seconds`.
 
-        Set `hung` and `ended`, and write to the journal. detail: the sentence on the hang.
+        Read the stacks of its processes. Set `hung` to `detail`, a sentence, and to where it hangs;
+        set `ended`; write both to the journal, and note a sign that is not decisive.
         """
         now = time.time()
         self.journal.write("hung", detail=detail, seconds=seconds)
@@ -293,8 +293,8 @@ class Watch:
     def note(self, sign: DeathSign) -> None:
         """Record a sign and write it to the journal; the first decisive one sets `dead`.
 
-        Ignore it after `stopping`, and if its channel has one already, unless only this one is
-        decisive.
+        Ignore it after `stopping`. Ignore a second sign of a channel, too, unless it is decisive
+        and the first was not.
         """
         if self._stopping:
             return
@@ -346,10 +346,10 @@ class Watch:
             self._see_line(rank, line, written)
 
     def _see_line(self, rank: int, line: str, written: float) -> None:
-        """Note a log line that reports a death, and count it if the first node logs it.
+        """Note a log line as a sign if it reports a death.
 
-        Confirm a line of the first node before it counts, if the server was ready or is attached.
-        written: when, in epoch seconds.
+        Add a decisive one of the first node to `fatal_lines`. If the server was ready or is
+        attached, it must be confirmed first (`_confirm`). written: when, in epoch seconds.
         """
         known_sign = log_sign(line)
         if known_sign is None:
@@ -409,7 +409,7 @@ class Watch:
         return answer
 
     async def _watch_ranks(self) -> None:
-        """Wait until the server of a further node exits; that is a death if the boot is not over.
+        """Wait until the server of a further node exits; during the boot, note that as a death.
 
         Raises `InfraError` if its container engine was lost.
         """

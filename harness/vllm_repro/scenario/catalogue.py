@@ -28,10 +28,11 @@ GROUP = "vllm_repro.scenarios"
 
 
 def scenario_files(folder: Path | None = None) -> list[Path]:
-    """Return the scenario files of a folder, or all known ones; no `_*.py`, no `conftest.py`.
+    """Return the scenario files of a folder, by default all known ones.
 
-    The default is those of the package, of other packages (`GROUP`) and of `FOLDERS`. Raises
-    `UsageError` if `FOLDERS` names something that is no folder.
+    Known are those of this package, of other installed packages (entry points of `GROUP`) and of
+    the folders in `$VLLM_REPRO_SCENARIOS`. Leave out `_*.py` and `conftest*.py`. Raises
+    `UsageError` if that variable names something that is no folder.
     """
     more = named_folders()
     if missing := next((path for path in more if not path.is_dir()), None):
@@ -58,9 +59,10 @@ def folder_words() -> list[str]:
 
 @cache
 def _installed(_search: tuple[str, ...]) -> list[Path]:
-    """Return the scenario folders of other packages (`GROUP`). No top-level package is imported.
+    """Return the folders of scenarios that other packages name by an entry point of `GROUP`.
 
-    Cached for each `sys.path`: reading a hundred packages takes 15 ms.
+    Only the parent of a subpackage is imported. Cached for each `sys.path` (`_search`): reading a
+    hundred packages takes 15 ms.
     """
     folders: list[Path] = []
     for entry in entry_points(group=GROUP):
@@ -88,9 +90,10 @@ def scenario_files_below(folder: Path) -> list[Path]:
 def all_scenarios(
     folder: Path | None = None, *, warn: Callable[[str], None] | None = None
 ) -> list[Scenario]:
-    """Return every scenario of a folder, by default all known ones: see `scenario_ids`.
+    """Return every scenario of a folder, by default all known ones.
 
-    A wrong file is left out and reported to `warn`. Without `warn` it raises `ScenarioError`.
+    Of two with the same id, return the last. A wrong file is left out, and `warn` gets the reason;
+    without `warn` it raises `ScenarioError`.
     """
     scenarios: list[Scenario] = []
     for path in scenario_ids(folder).values():
@@ -104,7 +107,7 @@ def all_scenarios(
 
 
 def to_stderr(text: str) -> None:
-    """Print a warning of the command line to standard error."""
+    """Print `text` to standard error, as a warning of the program `vllm-repro`."""
     print(f"vllm-repro: {text}", file=sys.stderr)
 
 

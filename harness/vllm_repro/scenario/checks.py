@@ -79,7 +79,7 @@ class Reading:
 
 
 def check_meaning(reading: Reading, path: Path, scenario: Scenario) -> None:
-    """Add a problem for each part of a scenario that does not fit the others.
+    """Add a problem to `reading` for each part of a scenario that does not fit the others.
 
     Stop early if the command cannot be parsed or there are no arms. path: of the file, whose name
     is compared with the id.
@@ -182,7 +182,10 @@ def _no_release(text: str) -> str:
 
 
 def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
-    """Report wrong release numbers, a `try_with` that is not bad, and contradictory ranges."""
+    """Report wrong release numbers, a `try_with` without the bug, and contradictory ranges.
+
+    wrong: `Reading.wrong`.
+    """
     if problem := _no_release(scenario.try_with):
         wrong("try_with", f"try_with {problem}")
     elif scenario.status.standing(scenario.try_with) is not Standing.BAD:
@@ -202,9 +205,10 @@ def _check_releases(scenario: Scenario, wrong: Callable[..., None]) -> None:
 
 
 def _check_baselines(scenario: Scenario, reading: Reading) -> None:
-    """Check that each baseline is an arm with a server of its own.
+    """Check that each arm to compare with (`baseline=`) exists and has a server of its own.
 
-    Also report loads with different baselines, and points that are measured twice.
+    Also report throughput loads with different baselines, and loads with the same lengths and
+    concurrency.
     """
     wrong = reading.wrong
     declared = scenario.loads if scenario.throughput else ()
@@ -287,7 +291,7 @@ def _arm(scenario: Scenario, reading: Reading, key: str, problem: str, name: str
 
 
 def _check_causes(scenario: Scenario, reading: Reading) -> None:
-    """Report source changes of `causes=` with a wrong release, no such arm or no patch."""
+    """Report source changes of `causes=` with a wrong release, an unknown arm or no patch."""
     for change in scenario.causes.changes if scenario.causes else ():
         if problem := _no_release(change.release):
             reading.wrong("causes", f"cause {change.name!r}: release {problem}")
@@ -340,7 +344,8 @@ def check_fields(
 ) -> None:
     """Report each body field of a request that its endpoint does not read.
 
-    fields: those that it reads, by endpoint.
+    fields: names of the fields that a release reads, by endpoint. Endpoints without an entry are
+    not checked.
     """
     for arm in scenario.arms:
         declares = arm.workload is not None or arm.trigger is not None
@@ -365,9 +370,10 @@ def check_fields(
 
 
 def _unsent(need: Wanted, requests: Sequence[Request]) -> tuple[str, str]:
-    """Return the problem of a trigger that no request can meet, and the word to correct.
+    """Return the problem of a trigger that no request can meet, and the body field to correct.
 
-    Both are empty if a request can meet it.
+    The field is empty if none is like one that the trigger needs. Both are empty if a request can
+    meet it.
     """
     sent = [request.fields for request in requests if need.name in ("", request.label)]
     if not sent:
@@ -425,7 +431,10 @@ def _check_arms(scenario: Scenario, reading: Reading) -> None:
 
 
 def _check_tiny_model(scenario: Scenario, reading: Reading, key: str, dummy: Dummy) -> None:
-    """Report changes for the tiny model without a reason, and impossible shapes of it."""
+    """Report changes for the tiny model without a reason, and impossible shapes of it.
+
+    key: argument of `Scenario(...)` that declares it, "lab" or "dummy".
+    """
     for change in dummy.changes:
         if not change.why:
             reading.problem(
@@ -447,8 +456,8 @@ def _check_commands(
 ) -> None:
     """Check the command of each arm and the sizes of its requests.
 
-    key: "lab", "dummy", or empty for the release. seen: mistakes that were reported before; new
-    ones are added, so each is reported once.
+    key: argument that changes the commands, "lab" or "dummy"; empty for those of the arms alone.
+    seen: mistakes that were reported before; new ones are added, so each is reported once.
     """
     for arm in scenario.arms:
         line, whose = (
@@ -483,8 +492,8 @@ def _wrong_sizes(
 ) -> Iterator[str]:
     """Yield a message for each request of a wrong size.
 
-    It has no tokens, or its prompt and answer exceed `--max-model-len`. Raises `CommandError` or
-    `ScenarioError` if a size cannot be resolved.
+    It has no tokens, or its prompt and answer exceed `--max-model-len`. in_lab: use the sizes of
+    the lab. Raises `CommandError` or `ScenarioError` if a size cannot be resolved.
     """
     limited = command.get("--max-model-len") not in (None, "auto", "-1")
     longest = command.number("--max-model-len") or 0 if limited else math.inf

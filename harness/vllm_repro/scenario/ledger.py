@@ -23,15 +23,19 @@ def _bugs() -> dict[str, dict[str, Any]]:
 def ledger_values(scenario: str) -> dict[str, Any]:
     """Return the state of a bug's issue, and what was seen in each release.
 
-    The keys are `state` and `releases`. For a bug that is not in the ledger the state is "unknown"
-    and `releases` is empty. scenario: an id.
+    The keys are `state`, such as "open", and `releases`, a list of records with the keys `release`,
+    `evidence`, `outcome` and others. For a bug that is not in the ledger the state is "unknown" and
+    the list is empty. scenario: an id.
     """
     bug = _bugs().get(scenario, {"state": "unknown", "releases": []})
     return {key: bug[key] for key in ("state", "releases")}
 
 
 def strongest_evidence(scenario: str) -> str:
-    """Return the strongest evidence that shows the bug, such as `GPU`; `-` if none does."""
+    """Return the strongest evidence in the ledger that shows a bug, such as `GPU`, or `-`.
+
+    scenario: an id.
+    """
     seen = ledger_values(scenario)["releases"]
     shown = {Evidence(each["evidence"]) for each in seen if each["outcome"].startswith("dies")}
     return next((evidence.upper() for evidence in Evidence if evidence in shown), "-")

@@ -50,23 +50,23 @@ class Match:
 
     @property
     def reported_again(self) -> str:
-        """Return the open issue that reports the same crash for a later release; "" if none."""
+        """Return a phrase on the open issue with the same crash in a later release, or ""."""
         again = _REPORTED_AGAIN.get(self.scenario.id) if self.later else None
         return f"but {_url(again[0])} is open: the same crash in {again[1]}" if again else ""
 
     @property
     def lives_with(self) -> list[str]:
-        """Return the changes of the command with which the engine lives: `with --enforce-eager`."""
+        """Return each arm's changes of the command that avoid the bug: `with --enforce-eager`."""
         return [" and ".join(map(str, arm.edits)) for arm in self.scenario.workarounds]
 
 
 def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
-    """Return the scenarios that the crash is like, exact matches first.
+    """Return the scenarios whose crash signature a crash has, fully or nearly; exact ones first.
 
-    Of two with the same signature, return the second (`same_death_as`) if the release is good for
-    the first, else the first. Beside an exact match, leave out a near one of functions that every
-    step calls. If the crash has no exception or is like none, return those whose message the text
-    quotes.
+    If two have the same signature, one names the other as `same_death_as`: return it only if the
+    release of the crash is good for that other, else return the other. Next to an exact match,
+    leave out near matches whose signature has only functions that every engine step calls. If the
+    crash has no exception or nothing matches, return the scenarios whose message the log quotes.
     """
     if diagnosis.exception is None:
         return _quoted(diagnosis, scenarios)
@@ -103,9 +103,9 @@ def matches(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
 
 
 def _quoted(diagnosis: Diagnosis, scenarios: Sequence[Scenario]) -> list[Match]:
-    """Return the scenarios whose message a text quotes without a traceback, all as `near`.
+    """Return the scenarios whose crash message the log quotes in a sentence, all as `near`.
 
-    Empty if the engine did not die. Of two with the same signature only the first counts.
+    Empty if the engine did not die. Scenarios with `same_death_as` are left out.
     """
     if diagnosis.died is False:
         return []
@@ -131,7 +131,7 @@ def _weighed(match: Match, diagnosis: Diagnosis) -> Match:
 
 
 def _contradiction(scenario: Scenario, diagnosis: Diagnosis) -> str:
-    """Return what contradicts the scenario: release, KV connector, speculation; "" if nothing."""
+    """Return a phrase on what contradicts a match, or "": release, KV connector, speculation."""
     version, connector = diagnosis.vllm_version, diagnosis.connector
     standing, declared = scenario.status.standing(version), _CONNECTOR.search(scenario.command)
     if standing is Standing.GOOD:
@@ -150,9 +150,9 @@ def _contradiction(scenario: Scenario, diagnosis: Diagnosis) -> str:
 
 
 def _missing(scenario: Scenario, diagnosis: Diagnosis) -> str:
-    """Return a sentence naming the scenario's parts of vLLM that the text does not show, or "".
+    """Return a sentence naming the scenario's parts of vLLM that the log does not show, or "".
 
-    It is "" unless the signature's frames are those of any step.
+    It is "" unless the signature has only functions that every engine step calls, and no message.
     """
     parts = _parts_of(diagnosis)
     missing = sorted(word for word in _words(scenario) if _squeezed(word) not in parts)
@@ -163,8 +163,8 @@ def _missing(scenario: Scenario, diagnosis: Diagnosis) -> str:
 def _has_sign(match: Match, diagnosis: Diagnosis) -> bool:
     """Return True if crash and scenario have more in common than names of functions.
 
-    For example the message, or a part of vLLM. An exact match needs this only if its frames are
-    those of any step.
+    For example the message, or a part of vLLM. Also True for an exact match, unless its signature
+    has only functions that every engine step calls.
     """
     scenario, last = match.scenario, diagnosis.frames[-1:]
     if scenario.signature is not None and quotes(scenario.signature, diagnosis.message or ""):
@@ -180,19 +180,26 @@ def _has_sign(match: Match, diagnosis: Diagnosis) -> bool:
 
 
 def _of_any_step(scenario: Scenario) -> bool:
-    """Return True if the signature's frames are those of any step, and it has no message."""
+    """Return True if the signature has no message, and only functions that every step calls."""
     signature = scenario.signature
     return signature is not None and not signature.message and STEP.issuperset(signature.frames)
 
 
 def _words(scenario: Scenario) -> set[str]:
-    """Return the words of the part of vLLM in which the bug is: connector, method, layer kind."""
+    """Return the words in the scenario's command that name parts of vLLM.
+
+    They are the KV connector, the KV cache's type, the speculative method, and flags such as
+    `mamba`.
+    """
     features = (*_FEATURES, _METHOD, _PARTS)
     return {word for each in features for word in each.findall(scenario.command)} - _COMMON
 
 
 def _parts_of(diagnosis: Diagnosis) -> str:
-    """Return what the log shows of the parts in use: configuration, files, prose."""
+    """Return the log's text that may name parts of vLLM: configuration, files, message, prose.
+
+    In the form of `_squeezed`, to search for words.
+    """
     files = " ".join(frame.file for frame in diagnosis.frames)
     parts = (diagnosis.connector, diagnosis.config, diagnosis.prose, diagnosis.message, files)
     return _squeezed(" ".join(filter(None, parts)))
@@ -208,17 +215,19 @@ _SETTING = re.compile(r'"(kv_\w+|lazy_offload)": ?"?(\w+)')
 
 
 def standstills(finding: Finding, reading: Reading, scenarios: Sequence[Scenario]) -> list[Match]:
-    """Return the scenarios whose hang this may be, those with most in common first.
+    """Return the scenarios whose bug may hang a live server, those with most in common first.
 
-    The server has all their settings, or hangs in their code if they declare none, and its release
-    is not declared good. All are `near`. Empty if the server does not hang in the scheduler.
+    The server's command has all KV-connector settings of the scenario; if the scenario has none,
+    the server hangs in the file of its defect. The release must not be declared good. All are
+    `near`. Empty if the server does not hang in the scheduler. finding: where it hangs. reading:
+    its command and release.
     """
     expected = Expected.HANGS if reading.open else Expected.SPINS
     settings = set(_SETTING.findall(reading.command))
     files = " ".join(finding.folded)
 
     def alike(scenario: Scenario) -> int:
-        """Return how much of a scenario's settings and code the hang has; 0 if none fits."""
+        """Return how much of a scenario's settings and code the hang has; 0 if it is no match."""
         needed = set(_SETTING.findall(scenario.command))
         defect = scenario.defect.file if scenario.defect else "scheduler.py"
         in_code = defect in files and not defect.endswith("/scheduler.py")
@@ -243,8 +252,9 @@ def twins(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
 def other_bugs(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
     """Return the other bugs that a user can meet after an upgrade past this one.
 
-    They are declared for the first release past this bug or a later one. They need a KV connector
-    or a kind of KV cache, and only such as this bug needs too. Empty if no release is past it.
+    Each is declared bad in the first release past this bug, or in a later one. Its command selects
+    a KV connector or a KV-cache type, and none that this bug's command does not select. Empty if no
+    release is past this bug.
     """
     past = scenario.status.first_past
     if past is None:

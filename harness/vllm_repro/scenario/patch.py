@@ -72,7 +72,8 @@ class Patch:
 def read_diff(path: Path) -> tuple[Patch, ...]:
     """Return one patch for each hunk of a unified diff.
 
-    Raises `UsageError` unless it changes lines of Python files that vLLM has.
+    Raises `UsageError` if it cannot be read, or does anything but change lines of Python files
+    below `vllm/`.
     """
     from unidiff.errors import UnidiffParseError  # here: only --patch needs it
     from unidiff.patch import PatchSet

@@ -12,9 +12,9 @@ from vllm_repro.resources import scenario_folder
 
 
 def kept_prices(scenario: str) -> Sequence[str]:
-    """Return what the kept runs measured of the scenario's workarounds, a sentence each.
+    """Return sentences on the throughput of the scenario's workarounds, as runs measured it.
 
-    Empty if nothing was measured. scenario: an id.
+    They are read from `prices.json`; empty if nothing was measured. scenario: an id.
     """
     file = scenario_folder() / "prices.json"
     return decode(file.read_bytes(), dict[str, tuple[str, ...]]).get(scenario, ())

@@ -77,8 +77,8 @@ def public_model(
 ) -> Model:
     """Return a public model with the attention shape of its config.json: see `Model`.
 
-    block_size, max_position: values in tokens that replace those of the model. Raises `ValueError`
-    for a model whose shape is not in this module.
+    why, tiny_will_do: as in `Model`. block_size, max_position: values in tokens that replace those
+    of the model. Raises `ValueError` for a model whose shape is not in this module.
     """
     if name not in _BY_NAME:
         raise ValueError(

@@ -69,7 +69,7 @@ _BAD = _Bad()
 def _fits(value: Any, hint: Any) -> bool:
     """Return True if the value has the type of the hint.
 
-    Lists are read as tuples; an int is a float; a string is not a sequence.
+    A list of the file is a tuple here. An int also fits float; a string fits no sequence.
     """
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
@@ -225,7 +225,7 @@ class _Reader(Reading):
     def _small(self, line: int, value: Any) -> Any:
         """Return the value if it is small enough, else report it and return the placeholder.
 
-        Names doubled on each line would otherwise fill the memory.
+        Without a limit, a file that doubles a text on each line could fill the memory.
         """
         if (isinstance(value, int) and abs(value) > _LARGEST) or (
             isinstance(value, str | tuple) and len(value) > _LONGEST
@@ -292,7 +292,10 @@ class _Reader(Reading):
         keywords: dict[str, Any],
         where: dict[str, int],
     ) -> bool:
-        """Report a call's wrong, missing and unknown arguments. Return True if there are any."""
+        """Report a call's wrong, missing and unknown arguments. Return True if there are any.
+
+        word: name of `target` in the file. where: line of each keyword argument.
+        """
         signature, hints = _signature(target), _hints(target)
         parameters = signature.parameters
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -371,7 +374,7 @@ def _correction(value: Any, hint: Any) -> str:
 
 
 def _is_each(kinds: tuple[type, type], *values: Any) -> bool:
-    """Return True if each value is of its kind.
+    """Return True if each value has the type at its place in `kinds`.
 
     An int counts as float; True and False are not numbers.
     """
@@ -394,7 +397,7 @@ def _hints(word: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _called(word: Any) -> str:
-    """Return the call of a word, for a message about missing parentheses."""
+    """Return the call of a word as text: `drafting()`, or `chat(…)` if it needs arguments."""
     needed = any(p.default is p.empty for p in inspect.signature(word).parameters.values())
     return f"{word.__name__}({'…' if needed else ''})"
 
@@ -439,7 +442,7 @@ def read(
 
 
 def gaps(path: Path) -> Iterator[Problem]:
-    """Yield what a draft does not state: each `GAP` comment, and each `unstated()` without one."""
+    """Yield what a draft does not state: each `# GAP:` line, and each `unstated()` below none."""
     before = ""
     for number, line in enumerate(path.read_text("utf-8", "replace").split("\n"), 1):
         if "# GAP: " in line or (UNSTATED in line and "# GAP: " not in before):

@@ -63,7 +63,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Arm:
-    """One server configuration: the reported command with edits."""
+    """One server configuration: the reported command with edits, and what should happen."""
 
     name: str
     expected: Expected
@@ -281,7 +281,7 @@ class Status:
                 ) from error
 
     def contradictions(self) -> set[str]:
-        """Return the ends of the version ranges that are both bad and good."""
+        """Return the versions named in `bad` or `good` that lie in both ranges."""
         if not self.good:
             return set()
         bad, good = (
@@ -300,8 +300,8 @@ class Status:
     def standing(self, version: str | None) -> Standing:
         """Return whether the version that a server reports is declared bad, good, or neither.
 
-        A nightly has that of its number. Unknown for a build from source, for None, and for a text
-        that is no version.
+        A nightly build counts as the release of its number. Unknown for a build from source, for
+        None, and for a text that is no version.
         """
         try:
             parsed = Version(version or "")
@@ -343,16 +343,16 @@ class Status:
 
 
 def _bound(text: str, operators: tuple[str, ...]) -> str | None:
-    """Return the least version after one of `operators` in a specifier; None if none has them."""
+    """Return the least version after one of `operators` in a specifier; None without one."""
     versions = [Version(part.version) for part in SpecifierSet(text) if part.operator in operators]
     return str(min(versions)) if versions else None
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Range of prompt lengths, as two (least, most) pairs, inclusive.
+    """Range of prompt lengths: whole KV-cache blocks, and tokens in addition to them.
 
-    Raises `ValueError` for other pairs.
+    Both are pairs (least, most), inclusive. Raises `ValueError` for other values.
     """
 
     # Whole blocks.
@@ -497,10 +497,10 @@ class Scenario:
 
     @property
     def workarounds(self) -> list[Arm]:
-        """Return the arms whose change of the command avoids the bug.
+        """Return the arms that avoid the bug by a change of the command, without a patch.
 
-        Prefer those that cross the boundary. If there are none, return those that keep the same
-        requests from crossing it.
+        They meet the trigger and live. If there are none, return arms in which the same requests do
+        not meet the trigger.
         """
         changed = [arm for arm in self.arms if arm.edits and not arm.patches]
         living = [arm for arm in changed if arm.expected is Expected.LIVES]
@@ -530,9 +530,10 @@ class Scenario:
             return None
 
     def has_own_server(self, arm: Arm, arms: Sequence[Arm] = ()) -> bool:
-        """Return True if no earlier one of `arms` has the same server, by default of all arms.
+        """Return True if no arm before `arm` has the same command and patches.
 
-        Otherwise its throughput is not measured. Raises `CommandError` if an edit does not fit.
+        Otherwise the throughput of `arm` is not measured. arms: the arms in order; empty for those
+        of the scenario. Raises `CommandError` if an edit does not fit.
         """
 
         def server(candidate: Arm) -> tuple[ServeCommand, tuple[Patch, ...]]:
@@ -573,8 +574,9 @@ class Scenario:
         return self._edited(arm.edits)
 
     def command_in_lab(self, arm: Arm) -> ServeCommand:
-        """Return the command of `arm` in the lab, whose changes an arm can override.
+        """Return the command of `arm` in the lab; it still names the reported model.
 
+        The lab's changes come first, then the arm's edits, or their `in_lab` where they have one.
         Raises `CommandError` if an edit does not fit.
         """
         return self._edited(
@@ -591,7 +593,10 @@ class Scenario:
         return self._edited([*changes, *(edit.in_dummy or edit for edit in arm.edits)])
 
     def _edited(self, edits: Sequence[Edit]) -> ServeCommand:
-        """Return the reported command with these edits, made in order."""
+        """Return the reported command with these edits, made in order.
+
+        Raises `CommandError` if one does not fit.
+        """
         command = self.reported()
         for edit in edits:
             command = edit.apply(command)

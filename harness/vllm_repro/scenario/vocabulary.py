@@ -136,7 +136,7 @@ def simple_cpu_offload(cpu_bytes: int, *, lazy: bool = False) -> str:
 def offloading(cpu_bytes: int, **settings: int) -> str:
     """Return the `--kv-transfer-config` of the offloading connector, for `with_flags`.
 
-    settings: the lab's own, such as `store_polls=8`.
+    settings: further ones that only the lab reads, such as `store_polls=8`.
     """
     return _connector(
         "OffloadingConnector",
@@ -146,9 +146,10 @@ def offloading(cpu_bytes: int, **settings: int) -> str:
 
 
 def late_connector(*, rejects: bool = False) -> str:
-    """Return the `--kv-transfer-config` of the lab's connector, which moves no KV blocks.
+    """Return the `--kv-transfer-config` of a KV connector of the lab, for `with_flags`.
 
-    rejects: set the policy that recomputes failed loads.
+    It moves no KV blocks and reports each transfer late. rejects: set vLLM's policy that recomputes
+    failed loads.
     """
     policy = {"kv_load_failure_policy": "recompute"} if rejects else {}
     return _connector(
@@ -227,7 +228,10 @@ def scheduler_lab(
 
 
 def session_lab(*changes: Edit) -> Lab:
-    """Return the lab settings for a bug of streaming sessions, which use `POST /segments`."""
+    """Return the lab settings for a bug of streaming sessions, which use `POST /segments`.
+
+    changes: edits before those that every such scenario needs.
+    """
     return Lab(
         mechanism="async",
         layers=2,
@@ -246,9 +250,9 @@ def session_lab(*changes: Edit) -> Lab:
 
 
 def assertion(source: str, frames: Sequence[str]) -> Signature:
-    """Return the crash signature of a bare `assert` that a request fails.
+    """Return the crash signature of an `assert` without a message that fails during a request.
 
-    frames: functions, the failing one last.
+    source: its line in vLLM. frames: functions of the traceback, the failing one last.
     """
     return signature(
         phase="request", exception="AssertionError", message="", source=source, frames=frames

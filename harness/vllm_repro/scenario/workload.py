@@ -33,7 +33,10 @@ IDLE_AFTER = 5.0
 
 @dataclass(frozen=True)
 class Size:
-    """Size that depends on the command: `times` x the value of `flag` + `plus`, in tokens."""
+    """Size in tokens that depends on the arm: `times` x the value of its flag `flag` + `plus`.
+
+    If `lab` is set, `flag` is empty: the size is `lab` in the lab, and `plus` elsewhere.
+    """
 
     flag: str
     times: int = 1
@@ -303,7 +306,8 @@ def completion(
 ) -> Request:
     """Return a request for a text completion.
 
-    Its first `shared` tokens are those of all sharing completions, for the prefix cache.
+    Its first `shared` tokens are the same in all completions of the trial that share some, so that
+    the prefix cache has them.
 
     prompt: a list holds token ids, which are sent unchanged. starts_after: seconds of delay among
     requests sent together. leaves_after: seconds after which its client closes the connection; not
@@ -344,7 +348,7 @@ def request(
         request(path="/v1/embeddings", body={"input": "hello"})
 
     A body without `model` gets the served model. `"stream": True` asks for a stream, as in the API.
-    starts_after: as of `completion`.
+    starts_after: as of `completion`. Raises `ValueError` for a path without a slash in front.
     """
     if not path.startswith("/"):
         raise ValueError(f"path={path!r} must be a path of the server, such as '/v1/embeddings'")
@@ -403,8 +407,8 @@ def at_once(
 
     The third has the name `3 of 9000` if its prompt has 9,000 tokens.
 
-    prompt: sizes in tokens. spread: instead, the sizes rise or fall evenly from the first of
-    `prompt` to the last. Raises `ValueError` for fewer than two chats.
+    prompt: sizes in tokens. spread: the sizes rise or fall evenly from the first of `prompt` to the
+    last instead. Raises `ValueError` for fewer than two chats.
     """
     if not prompt:
         raise ValueError("at_once(…) takes the sizes of its prompts, as in prompt=[900, 9000]")

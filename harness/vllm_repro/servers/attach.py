@@ -71,8 +71,9 @@ def find_log(pid: int | None) -> Path | None:
 def own_lines_begin(source: Path, pid: int | None) -> int:
     """Return the byte offset of this server's first line in a log that others may have used.
 
-    It is the last boot with `pid`, else the first line with it, else the last boot. Without any of
-    these the writer of the file is unknown, so only new lines count: return the file's size.
+    It is the first line of the last boot with `pid`, else the first line with `pid`, else the first
+    line of the last boot. Without any of these the writer of the file is unknown, so only new lines
+    count: return the file's size.
     """
     mark = f"pid={pid})".encode()
     offset = 0
@@ -90,7 +91,7 @@ def own_lines_begin(source: Path, pid: int | None) -> int:
 
 
 async def identify(url: str) -> tuple[str, bool]:
-    """Return the version of the vLLM at `url`, and True if it is the imitation, a rehearsal.
+    """Return the version of the vLLM at `url`, and True if it is the rehearsal, an imitation.
 
     Raises `UsageError` if it is no vLLM or a run cannot watch it, and `InfraError` if no server
     responds.
@@ -130,8 +131,8 @@ async def identify(url: str) -> tuple[str, bool]:
 class AttachServer(Server):
     """A server that already runs at `url`: a trial only watches it and copies its log.
 
-    log: the server's log; earlier lines belong to other clients' requests. copy_to: the log of the
-    trial.
+    log: file of the server's log, in which older lines may be about other clients' requests; None
+    to find it. copy_to: the log of the trial.
     """
 
     def __init__(self, url: str, *, log: Path | None, copy_to: Path, evidence: Evidence) -> None:

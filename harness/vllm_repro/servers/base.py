@@ -134,7 +134,10 @@ class Server(ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """End the server with SIGTERM, then SIGKILL; return when it and its children are gone."""
+        """End the server with SIGTERM, then SIGKILL; return when it and its children are gone.
+
+        A server that this object did not start keeps running.
+        """
 
     def other_listener(self) -> str:
         """Return a phrase for another process that listens at `base_url`; empty if none is seen."""

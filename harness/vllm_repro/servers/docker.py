@@ -169,7 +169,7 @@ class DockerServer(Server):
         """Return the image's facts.
 
         Raises `Unsupported` if Docker is on another machine, and `InfraError` if the image is
-        missing, or simulates vLLM although the run does not, or the reverse.
+        missing, or if just one of run and image is a rehearsal, which imitates vLLM.
         """
         if not engine.local:
             raise Unsupported(
@@ -289,7 +289,8 @@ class DockerServer(Server):
     def _remove(self, engine: Engine) -> None:
         """Remove the container, release its lease, and close the connection.
 
-        Log errors of the removal: `vllm-repro clean` finds the container by the lease, which stays.
+        If the removal fails, log the error and keep the lease: `vllm-repro clean` finds the
+        container by it.
         """
         if self._lease is not None:
             try:

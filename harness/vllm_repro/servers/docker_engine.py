@@ -116,9 +116,9 @@ def connect(environment: Mapping[str, str] | None = None) -> Engine:
 
 
 def image_facts(engine: Engine, image: str) -> ImageFacts:
-    """Return the digest of a local `image`, and whether it is a rehearsal; pull nothing.
+    """Return the digest of a local `image`, and whether it holds the rehearsal engine.
 
-    Raises `InfraError` if the engine does not have it.
+    Pull nothing: raises `InfraError` if the Docker Engine does not have the image.
     """
     from docker.errors import ImageNotFound
 
@@ -148,9 +148,9 @@ def missing_image(image: str) -> InfraError:
 
 
 def repository_digest(image: str, known: list[str]) -> str | None:
-    """Return the digest among `known` for the repository in `image`, else the first of them.
+    """Return the digest of `known` with the repository of the image name `image`, else the first.
 
-    Return None if `known` is empty.
+    Return None if `known` is empty. known: as `repository@sha256:…`.
     """
     repository = image.partition("@")[0]
     repository = re.sub(r":[^:/]+$", "", repository)

@@ -105,7 +105,8 @@ def _find_files(
 ) -> dict[str, Any]:
     """Run the image's Python to find vLLM's folder, PYTHONPATH and `files`; return its JSON.
 
-    Raises `InfraError` or `Unsupported` if it does not run.
+    Keys: `folder` (None without vLLM), `pythonpath`, and `files`, by name with the fields of
+    `SourceFile`. Raises `InfraError` or `Unsupported` if it does not run.
     """
     from docker.errors import ContainerError
 

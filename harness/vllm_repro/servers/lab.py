@@ -104,7 +104,7 @@ class LabServer(ProcessServer):
 def read_replaced(path: Path) -> tuple[Replaced, ...]:
     """Return the parts of vLLM that the lab's plugin replaced, from its file; none without one.
 
-    Raises `Unsupported` with the names that the release lacks.
+    Raises `Unsupported` if the release lacks names in vLLM's code that the lab replaces.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -248,7 +248,8 @@ class LabSite(Site):
     def text(self, arm: Arm, port: int) -> str:
         """Return the arm's command, ready to paste, and the replaced parts of vLLM as comments.
 
-        Its program is that of the cached release, or `vllm` if that is not there. Install nothing.
+        Set `release` to the cached release, if there is one; its program starts the command, else
+        `vllm`. Install nothing.
         """
         self.release = ReleaseCache().get(self._source)
         lines = [self.launch(self._scenario, arm, port).render(), ""]
@@ -328,7 +329,7 @@ def _lacking_flag(lab: Lab, model: Model) -> str:
 
 
 def _refuse_made_weights(lab: Lab, model: Model) -> None:
-    """Raise `UsageError` if the lab asks for made weights and the model's family has none."""
+    """Raise `UsageError` if `lab.weights` is "made" and the model's family has no such weights."""
     family = lab.shape(model).family
     if lab.weights == "made" and family not in FAMILIES:
         raise UsageError(
@@ -348,7 +349,8 @@ def lab_model(lab: Lab, model: Model) -> Path:
 def untried(parts: Sequence[Part], file: str, before: str, after: str) -> tuple[str, ...]:
     """Return the functions and classes of `file` that a patch changes and the lab replaces.
 
-    They do not run.
+    So the patched ones do not run. parts: what the lab replaces. before, after: the text of the
+    file without and with the patch.
     """
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     names = dict.fromkeys(part.name for part in parts if part.module == module and not part.runs)

@@ -86,9 +86,9 @@ def lab_launch(
 ) -> Launch:
     """Return the command of `arm` in the lab, with its differences from the bug report.
 
-    vllm: the command of release `version`. plugin: the plugin's folder. overlay: the folder of the
-    patched package. lab: None for the scenario's. kind: one that runs in the lab. Raises
-    `UsageError` for a scenario without `lab=`.
+    vllm: the command of release `version`. plugin, model: folders of the lab's plugin and of the
+    tiny model. overlay: the folder of the patched package. lab: None for the scenario's. kind: one
+    that runs in the lab. Raises `UsageError` for a scenario without `lab=`.
     """
     lab = lab or scenario.lab
     if lab is None:

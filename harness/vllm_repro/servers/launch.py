@@ -275,8 +275,8 @@ def container_launch(
     """Return the launch of a container of `image`, with GPUs if the evidence is to be of a GPU.
 
     port: on the host. mounts, more_env: the overlay with the arm's changes of vLLM's source. gpus:
-    ids of the leased ones, in place of the reported `--gpus`. Raises `HarnessBug` for evidence that
-    no container gives.
+    ids of the leased ones, in place of the reported `--gpus`. version: the release that a rehearsal
+    imitates; None for `try_with`. Raises `HarnessBug` for evidence that no container gives.
     """
     command, differences = _with_model(
         scenario, arm, weights, CONTAINER_MODEL if weights.path else weights.name

@@ -52,7 +52,11 @@ class ServerOptions:
 
 
 def default_image(scenario: Scenario, version: str) -> str:
-    """Return the Docker image to run: the reported one for its release, else vLLM's own."""
+    """Return the Docker image to run: the reported one if it fits, else vLLM's own of `version`.
+
+    The reported image fits if `version` is the scenario's `try_with`, the scenario needs GPUs, and
+    the tag is neither `nightly` nor `latest`.
+    """
     reported = scenario.reported().container
     # such tags have moved since
     pinned = reported is not None and not reported.image.endswith((":nightly", ":latest"))

@@ -157,9 +157,10 @@ def process_server(
 
 
 def with_release(launch: Launch, release: Release | None) -> Launch:
-    """Return `launch` with the source of its vLLM and the release of its compiled parts.
+    """Return `launch` with its `release`; unchanged if that is None.
 
-    Name them as a difference from the report, too. Return `launch` as it is without a release.
+    For a vLLM that is no release, or has the compiled parts of another one, also set `source` and
+    `compiled`, and add a difference from the report.
     """
     if release is None:
         return launch
@@ -302,9 +303,9 @@ class ProcessSite(Site):
 
 
 def _installed(options: ServerOptions, scenario: Scenario) -> LocalVllm:
-    """Return the `vllm` on PATH; it must be the release that `--vllm` names.
+    """Return the `vllm` on PATH.
 
-    Raises `InfraError` without one, or if `--vllm` names another release.
+    Raises `InfraError` if there is none, or if `--vllm` names another one.
     """
     local = local_vllm()
     if options.vllm and (

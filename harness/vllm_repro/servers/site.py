@@ -186,17 +186,21 @@ class Site(ABC):
         return PatchedSource()
 
     def usual_arms(self, scenario: Scenario, arms: Sequence[Arm]) -> list[Arm]:
-        """Return those of `arms` that a run boots if it names none; by default, without patches."""
+        """Return those of `arms` that a run boots if the user names none.
+
+        By default these are the arms without patches.
+        """
         return [arm for arm in arms if not arm.patches]
 
     def imitates(self, scenario: Scenario) -> bool:
-        """Return False for a rehearsal of a bug that the rehearsal engine does not imitate."""
+        """Return False for a rehearsal of a bug that the rehearsal engine lacks; else True."""
         return self.evidence is not Evidence.REHEARSAL or scenario.issue in IMITATED
 
     def ends_after(self, outcome: Outcome, *, launched: bool) -> bool:
         """Return True if this outcome makes further trials useless.
 
-        A machine that cannot start the server of one arm can start none.
+        A machine that cannot start the server of one arm can start none. launched: the server of
+        this trial was started.
         """
         return outcome is Outcome.UNSUPPORTED and not launched
 

@@ -1,8 +1,9 @@
 """Model of a KV block pool with one request, under the eager stores of vLLM 0.20.0 to 0.21.0.
 
 One pool serves groups of layers, each with its own block size and window. A sliding window frees
-blocks, and the same prompt may get them again. Such a block is twice in the connector's list of the
-request, and one store event may list it twice. The model agrees with vLLM's own scheduler, whose
+blocks, and the same prompt may get them again. Such a block is twice in the list that vLLM's simple
+CPU offload connector has of the request. So one store event, which is a list of blocks that the
+connector copies to the CPU, may hold it twice. The model agrees with vLLM's own scheduler, whose
 steps `fixtures/reference/sco-hybrid.json` records.
 """
 
@@ -23,14 +24,14 @@ class Group:
     window: int = 0
 
     def passed(self, computed: int) -> int:
-        """Return how many leading blocks the window has passed after `computed` tokens.
+        """Return how many leading blocks of a request the window has left behind.
 
-        0 for full attention.
+        computed: tokens of the request that are computed. 0 for full attention.
         """
         return max(0, computed - self.window + 1) // self.block_size if self.window else 0
 
     def most_blocks(self, tokens: int, batch: int) -> int:
-        """Return the most blocks that a request of so many tokens holds at once.
+        """Return the most blocks of this group that a request of `tokens` tokens holds at once.
 
         batch: most tokens in one step.
         """
@@ -46,8 +47,8 @@ def blocks_of_tokens(
     """Return the number of blocks of a KV cache whose size vLLM logs as `tokens` tokens.
 
     vLLM logs how often the longest request fits, times its length. batch: most tokens in one step.
-    pages: bytes of a block of each group, for releases that count a request's need in bytes of the
-    first group; without them each block counts as one.
+    pages: bytes of a block of each group, for releases that weigh blocks by their bytes; without
+    them each block counts as one.
     """
     weights = pages or (1,) * len(groups)
     needed = sum(
@@ -59,14 +60,17 @@ def blocks_of_tokens(
 
 
 def _blocks_of_longest(group: Group, max_model_len: int, batch: int) -> int:
-    """Return the blocks of a group that vLLM counts for a request of `max_model_len` tokens."""
+    """Return the blocks of a group that vLLM counts for a request of `max_model_len` tokens.
+
+    batch: most tokens in one step.
+    """
     reach = min(group.window - 1 + batch, max_model_len) if group.window else max_model_len
     return -(-reach // group.block_size) + bool(group.window)
 
 
 @dataclass
 class _GroupBlocks:
-    """Block numbers of one group of a request: those it holds, those the connector still lists."""
+    """Block numbers of a request in one group: those it holds, and those the connector lists."""
 
     # None if the window has passed the block.
     blocks: list[int | None] = field(default_factory=list)
@@ -81,10 +85,10 @@ Place = tuple[int, int]
 
 
 class BlockPool:
-    """Simulated KV block pool with one request, whose blocks a connector stores.
+    """Simulated KV block pool with one request, whose blocks a connector copies to the CPU.
 
-    It has `blocks` blocks, of which vLLM never allocates the first. `batch` is the most tokens of a
-    chunk. An object simulates one request only.
+    blocks: their number; vLLM never allocates the first. groups: of layers that share the pool.
+    batch: most tokens of a chunk. An object simulates one request only.
     """
 
     def __init__(self, blocks: int, groups: Iterable[Group], batch: int) -> None:
@@ -96,8 +100,9 @@ class BlockPool:
         self._stored: set[Place] = set()
 
     def listed_twice(self, prompt: int, answer: int) -> int:
-        """Simulate a request; return the most of its blocks that one store event lists twice.
+        """Simulate a request; return the most of its blocks that are twice in one store event.
 
+        A store event is a list of blocks that the simple CPU offload connector copies to the CPU.
         prompt, answer: tokens. The simulation ends early if the request never gets its blocks. The
         pool cannot be used again.
         """
@@ -127,10 +132,11 @@ class BlockPool:
     def _admit(
         self, cached: list[list[int | None]], computed: int, total: int
     ) -> list[_GroupBlocks] | None:
-        """Allocate a request's first chunk after its cached prefix; None if the pool is too full.
+        """Allocate blocks for a request's first chunk; return all its blocks, by group.
 
-        Hold the cached blocks too. cached: the prefix's blocks by group; None for one that the
-        window has passed. computed: tokens of that prefix. total: tokens of the request so far.
+        These include the blocks of its cached prefix. Return None, with nothing allocated, if the
+        pool is too full. cached: the prefix's blocks by group; None for one that the window has
+        passed. computed: tokens of that prefix. total: tokens of the request so far.
         """
         kept = [block for blocks in cached for block in blocks if block is not None]
         missing = sum(
@@ -147,7 +153,7 @@ class BlockPool:
         return None
 
     def _release(self, held: list[_GroupBlocks]) -> None:
-        """Free all blocks of a request, the end of each group first."""
+        """Free all blocks of a request, by group, the last block of each first."""
         for holding in held:
             self._give_back(reversed(holding.blocks))
 
@@ -155,7 +161,8 @@ class BlockPool:
         """Allocate blocks for the next chunk, after freeing those that the windows have passed.
 
         Also cache the blocks that the chunk fills. Return False, with no block allocated, if too
-        few are free.
+        few are free. held: the request's blocks by group. computed: its tokens before the chunk.
+        total: its tokens so far.
         """
         end = min(computed + self._batch, total)
         counts = []
@@ -174,10 +181,11 @@ class BlockPool:
         return True
 
     def _store(self, held: list[_GroupBlocks], computed: int) -> list[int]:
-        """Return the blocks that the connector stores after a step, and hold them.
+        """Return the blocks that the connector copies after a step, and keep them from being freed.
 
         Skip content that is stored already. The scan of a group goes on where it ended in the step
-        before, and waits at a block that is not full.
+        before, and waits at a block that is not full. held: the request's blocks by group.
+        computed: its tokens before the step.
         """
         listed: list[int] = []
         for group, holding in zip(self._groups, held, strict=True):
@@ -224,7 +232,7 @@ class BlockPool:
     def _take(self, count: int) -> list[int]:
         """Allocate `count` free blocks and evict their content.
 
-        If fewer are free, return these; the caller checks that they suffice.
+        If fewer are free, allocate all of them; the caller checks the number first.
         """
         taken = [block for block, _ in zip(self._free, range(count), strict=False)]
         for block in taken:
@@ -249,9 +257,9 @@ class BlockPool:
         self._free.update((block, None) for block in returned if not self._users[block])
 
     def _cache(self, number: int, full: list[int | None]) -> None:
-        """Cache the full blocks of a group by content, from the last back to one already cached.
+        """Add the full blocks of a group to the prefix cache, from the last back to a cached one.
 
-        number: of the group. full: its leading blocks in order.
+        number: of the group. full: the request's full blocks in order.
         """
         for place in range(len(full) - 1, -1, -1):
             block = full[place]

@@ -22,8 +22,8 @@ from vllm_repro_diagnosis.boot_facts import ScheduledChunk
 def unstated() -> Any:
     """Return a placeholder for what a bug report does not state.
 
-    As a trigger it is never crossed, so a quiet trial is `untriggered`. In place of another
-    argument it leaves the argument out.
+    As a trigger it is never met, so a quiet trial is `untriggered`. As another argument in a
+    scenario file it is replaced by a blank: 0, "not stated" or None.
     """
     return Condition(
         UNSTATED,
@@ -60,11 +60,11 @@ def _dump_evidence(chunk: ScheduledChunk) -> str:
 
 
 def chunked_prefill(*, chunks: int = 2) -> Condition:
-    """Require a prompt that `max_num_batched_tokens` cut into at least `chunks` pieces.
+    """Require a prompt that `max_num_batched_tokens` cut into at least `chunks` chunks.
 
-    A chunk with that number in the dump of the step that crashed counts, too; without a batch size,
-    each later chunk of a prompt is the second. Not met if the batch size is unknown otherwise.
-    Raises `ValueError` for fewer than 2 chunks.
+    Evidence: prompt lengths, or a chunk of such a number in the scheduler's dump of the step that
+    crashed. If the batch size is unknown, only the dump counts, and a chunk in it that is not the
+    first of its prompt counts as the second. Raises `ValueError` for fewer than 2 chunks.
     """
     if chunks < 2:
         raise ValueError("chunked_prefill(chunks=…) starts at 2: every prompt has one chunk")
@@ -119,7 +119,8 @@ def chunked_prefill(*, chunks: int = 2) -> Condition:
 def prefix_hit() -> Condition:
     """Require a prompt whose first tokens were in the prefix cache.
 
-    Evidence: the server's counters, or the scheduler's dump of the step that crashed.
+    Evidence: the server's counters, or the scheduler's dump of the step that crashed. A request
+    that crashed the engine also counts if an earlier prompt began with the same blocks.
     """
 
     def find(facts: TriggerFacts) -> TriggerResult:
@@ -249,8 +250,8 @@ def sent_with(*names: str, name: str = "", **values: Any) -> Condition:
     names: fields with any value. values: fields with this value. name: of the request; empty for
     any. The release must know each field, by the server's /openapi.json. The answer to every such
     request has status 200 or one of its `may_fail`, or is a refusal (400 or 422) that names a
-    field. Instead, the engine may crash or hang with one in flight. Raises `ValueError` without
-    fields, or for a value None.
+    field. If the engine crashed or hung with such requests in flight, only these count, and they
+    need no answer. Raises `ValueError` without fields, or for a value None.
     """
     fields = dict.fromkeys(names) | values
     if not fields or None in values.values():
@@ -292,8 +293,9 @@ def sent_with(*names: str, name: str = "", **values: Any) -> Condition:
 def answered(name: str, *statuses: int, during: str = "") -> Condition:
     """Require that the server answered every request of this name with one of these HTTP statuses.
 
-    At least one was sent. during: name of a request that was in flight from the sending of each to
-    its answer. Raises `ValueError` without statuses, or for numbers that are none.
+    At least one must have been sent. during: name of another request, which must have been in
+    flight from the sending of each to its answer; empty for none. Raises `ValueError` without
+    statuses, or for numbers that are none.
     """
     if not statuses or not all(100 <= status < 600 for status in statuses):
         raise ValueError("answered() takes the name of a request, and HTTP statuses such as 400")
@@ -326,9 +328,9 @@ def answered(name: str, *statuses: int, during: str = "") -> Condition:
 
 
 def _within(facts: TriggerFacts, name: str, during: str) -> bool:
-    """Return True if each request `name` was sent and answered while one `during` was in flight.
+    """Return True if each request named `name` began and ended while one named `during` ran.
 
-    A request `during` whose client left does not count.
+    A request named `during` whose client left does not count.
     """
     around = [
         request.span for request in facts.requests if request.name == during and not request.left

@@ -3,8 +3,8 @@
 A sliding-window layer frees blocks as its window moves on. If the pool is almost full, the last
 chunk of the same prompt gets some of them again, and the connector's list of the request has them
 twice. Up to 0.21.0 its scan waits at the prompt's own last block, which is not full. When the
-answer has filled that block, one store event lists the others twice. Up to 0.23.0 each is freed
-twice, and the counter of free blocks exceeds their number.
+answer has filled that block, one store event, the list of blocks to copy to the CPU, has the others
+twice. Up to 0.23.0 each is freed twice, and the counter of free blocks exceeds their number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vllm_repro.trigger.trigger import (
 
 
 def _block_listed_twice(facts: TriggerFacts) -> TriggerResult:
-    """Return whether a store event listed a block twice, by the log or a simulation."""
+    """Return whether the connector listed a block twice for one copy, by log or simulation."""
     computed, seen = _simulated_result(facts), _logged_result(facts)
     brief = seen.brief if seen.crossed or not computed.brief else computed.brief
     if (
@@ -39,9 +39,10 @@ def _block_listed_twice(facts: TriggerFacts) -> TriggerResult:
 
 
 def _logged_result(facts: TriggerFacts) -> TriggerResult:
-    """Return whether a store event that the lab's plugin logged listed a block twice.
+    """Return whether one of the connector's copies that the lab's plugin logged has a block twice.
 
-    Not crossed and without evidence outside the lab.
+    Also return the counts of free blocks, if the plugin logged them. Not crossed and without
+    evidence outside the lab.
     """
     stores = [event.values for event in facts.observed if event.kind == "store"]
     doubled = [store for store in stores if store["distinct"] < store["blocks"]]
@@ -69,10 +70,11 @@ def _logged_result(facts: TriggerFacts) -> TriggerResult:
 
 
 def _simulated_result(facts: TriggerFacts) -> TriggerResult:
-    """Return whether a request must list a block twice, by a simulation of the block pool.
+    """Return whether the connector lists a block of a request twice, by simulating the pool.
 
-    It is the result of the first suspect that must, else of the first suspect. Not crossed if the
-    layers, the pool's size or the batch are unknown, or chunked prefill is off.
+    It is the result of the first request for which it does, else of the most suspicious request
+    (`TriggerFacts.suspects`). Not crossed if the layers, the pool's size or the batch are unknown,
+    or chunked prefill is off.
     """
     groups = _groups(facts.shape, facts.block_size)
     if not groups:
@@ -98,7 +100,10 @@ def _simulated_result(facts: TriggerFacts) -> TriggerResult:
 
 
 def _groups(shape: AttentionShape | None, block_size: int) -> tuple[Group, ...]:
-    """Return the layer groups that share the block pool, full attention first; empty if unknown."""
+    """Return the layer groups that share the block pool, full attention first.
+
+    Empty unless the layers are known to be of full attention, then of sliding windows.
+    """
     if shape is not None and shape.window_groups:
         return Group(block_size), *(Group(*group) for group in shape.window_groups)
     if shape is not None and shape.kinds == ("full", "sliding") and shape.window is not None:
@@ -107,9 +112,9 @@ def _groups(shape: AttentionShape | None, block_size: int) -> tuple[Group, ...]:
 
 
 def _blocks(facts: TriggerFacts, groups: tuple[Group, ...]) -> int | None:
-    """Return the number of blocks that these groups share, by flag or by the tokens in the log.
+    """Return the number of KV blocks that these groups share, by flag, else by the boot log.
 
-    None if unknown.
+    The log has the cache's size in tokens. None if unknown.
     """
     if blocks := facts.number("--num-gpu-blocks-override"):
         return blocks
@@ -125,9 +130,10 @@ def _blocks(facts: TriggerFacts, groups: tuple[Group, ...]) -> int | None:
 
 
 def _counts_bytes(version: str | None) -> bool:
-    """Return True if a release logs its pool's size by bytes; see `blocks_of_tokens`.
+    """Return True if a release weighs blocks by their bytes in the pool size that it logs.
 
-    0.24.0 does and 0.28.0 does not. True for those between and for an unknown version, too.
+    See `blocks_of_tokens`. 0.24.0 does and 0.28.0 does not. True for those between and for an
+    unknown version, too.
     """
     try:
         return version is None or Version(version) < Version("0.28.0")
@@ -138,7 +144,10 @@ def _counts_bytes(version: str | None) -> bool:
 def _request_result(
     sent: SentRequest, blocks: int, groups: tuple[Group, ...], batch: int
 ) -> TriggerResult:
-    """Return whether this request lists blocks twice. batch: most tokens in one step."""
+    """Return whether the connector lists blocks of this request twice, by simulation.
+
+    Not crossed if part of its prompt was cached. batch: most tokens in one step.
+    """
     prompt, answer = sent.prompt_tokens or 0, sent.answer_tokens or 0
     request = (
         f"{sent.name}: {prompt} prompt tokens {sent.counted} and an answer of {answer}, in a pool"
@@ -168,17 +177,17 @@ def _request_result(
 def _listed_twice(
     prompt: int, answer: int, blocks: int, groups: tuple[Group, ...], batch: int
 ) -> int:
-    """Return the most blocks that one store event of a request lists twice, simulated; cached.
+    """Return `BlockPool.listed_twice` for a request, from a cache of results.
 
-    blocks: of the GPU's pool. batch: most tokens in one step.
+    prompt, answer: tokens. blocks: of the GPU's pool. batch: most tokens in one step.
     """
     return BlockPool(blocks, groups, batch).listed_twice(prompt, answer)
 
 
 def block_listed_twice() -> Condition:
-    """Require that the connector listed a block twice in one store event.
+    """Require that the simple CPU offload connector listed a block twice for one copy to the CPU.
 
-    Evidence: events that the lab logged, or a computation for 0.20.0 to 0.21.0.
+    Evidence: store events that the lab logged, or a simulation of 0.20.0 to 0.21.0.
     """
     return Condition("block_listed_twice()", _block_listed_twice)
 

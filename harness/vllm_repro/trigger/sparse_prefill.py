@@ -34,7 +34,7 @@ _RATIOS = {"sliding": 1, "sparse": 4, "compressed": 128}
 
 
 class Shapes(StrEnum):
-    """Whose workspace shapes a prefill requests: those of a release or of the reported branch."""
+    """Code whose workspace requests are computed: that of releases, or of the reported branch."""
 
     RELEASE = "release"  # rows for the given prompts, indices for a whole batch
     # rows for four prompts always, indices for the given tokens, and query states
@@ -92,12 +92,12 @@ def prefill_bytes(
 def _gathered(
     sizes: Sizes, kind: str, pieces: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, int]]:
-    """Yield (prompts, rows) for each group of prompts that a layer gathers at once, in their order.
+    """Yield (prompts, rows) for each group of prompts whose KV rows a layer gathers at once.
 
-    rows: KV rows reserved for each prompt of the group: the most of any in the window, plus the
-    most compressed ones. A group ends if one more prompt exceeds the room for `_CHUNK` longest
-    prompts.
-    pieces: tokens of each prompt in this step, and before it. kind: of the layer.
+    prompts: their number. rows: the KV rows reserved for each of them, which are the most
+    uncompressed rows that any of them has, plus the most compressed ones. A group ends before the
+    prompt with which it would exceed the room for `_CHUNK` prompts of the greatest length. kind: of
+    the layer. pieces: (tokens in this step, tokens before it) of each prompt, in order.
     """
     ratio = _RATIOS[kind]
     compresses = ratio > 1
@@ -149,14 +149,17 @@ def _requested_bytes(
 def longest_that_fits(shapes: Shapes, sizes: Sizes) -> int:
     """Return the tokens of the longest lone prompt that fits the locked workspace, or 0.
 
-    It needs no more bytes than the indexer requested.
+    A prompt fits if it needs no more bytes than the indexer requested.
     """
     lengths, reserved = range(1, sizes.max_model_len + 1), indexer_bytes(sizes.max_model_len)
     return bisect_right(lengths, reserved, key=lambda prompt: lone_bytes(shapes, sizes, prompt))
 
 
 def lone_bytes(shapes: Shapes, sizes: Sizes, prompt: int) -> int:
-    """Return the most workspace bytes that a chunk of a lone prompt requests."""
+    """Return the most workspace bytes that any chunk of a lone prompt requests.
+
+    prompt: its tokens.
+    """
     whole, rest = divmod(prompt, sizes.batch)
     full = (
         prefill_bytes(shapes, sizes, (sizes.batch,), ((whole - 1) * sizes.batch,)) if whole else 0

@@ -81,7 +81,11 @@ class SentRequest:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Attention sizes of the served model: heads, head size, block size, windows."""
+    """Attention sizes of the served model: heads, head size, KV block size, sliding windows.
+
+    For a hybrid model also block size, window and block bytes of each group of layers that shares
+    the KV block pool (`window_groups`, `group_pages`).
+    """
 
     heads: int
     kv_heads: int
@@ -178,15 +182,15 @@ class TriggerFacts:
     def cached(self, request: SentRequest) -> int:
         """Return the prompt tokens from the prefix cache, as counted by the server.
 
-        A crashed request has no counter: count the blocks that earlier prompts with the same head
-        left. 0 if a living engine does not report them.
+        Without a count by the server: for a request that crashed the engine, the tokens in blocks
+        that an earlier prompt with the same head filled; for any other request 0.
         """
         if request.cached_tokens is not None:
             return request.cached_tokens
         return self._repeated_blocks(request) if request.died else 0
 
     def _repeated_blocks(self, request: SentRequest) -> int:
-        """Return the prompt tokens in blocks that an earlier request filled with the same head.
+        """Return the prompt tokens in blocks that an earlier request with the same head filled.
 
         The last token never counts. 0 if prefix caching is off or the length is unknown.
         """
@@ -208,7 +212,7 @@ class TriggerFacts:
         return request.prompt_tokens - (self._repeated_blocks(request) if known is None else known)
 
     def pieces(self, request: SentRequest) -> Iterator[Continuation]:
-        """Yield the chunks in which the engine computed a prompt.
+        """Yield the chunks in which the engine computed the prompt of a request.
 
         One chunk if the batch is unknown or chunked prefill is off. Nothing if the length is
         unknown or the request was not accepted.
@@ -246,7 +250,10 @@ class TriggerResult:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Body fields that some request of the workload must carry; without fields, its name alone."""
+    """Requirement of a trigger: some request of the workload has this name and these body fields.
+
+    An empty name stands for any name, and no fields for any body.
+    """
 
     # Value of each field. None is any value, also 0 or [].
     fields: Mapping[str, Any]
@@ -254,9 +261,9 @@ class Wanted:
     name: str = ""
 
     def carried_by(self, name: str, fields: Mapping[str, Any]) -> bool:
-        """Return True if a request of this name and with these body fields carries all of them.
+        """Return True if a request with this name and these body fields meets the requirement.
 
-        A field that is null is not carried.
+        A field that is null counts as missing.
         """
         return self.name in ("", name) and all(
             fields.get(key) is not None
@@ -299,7 +306,7 @@ class Condition:
 
 
 def _joined(first: TriggerResult, second: TriggerResult) -> TriggerResult:
-    """Return both results as one, with all evidence: crossed if both are."""
+    """Return both results as one that is crossed if both are, with the evidence of both."""
     brief = ", ".join(filter(None, (first.brief, second.brief)))
     crossed, evidence = first.crossed and second.crossed, first.evidence + second.evidence
     return TriggerResult(crossed, evidence, brief, first.amounts + second.amounts)

@@ -97,8 +97,8 @@ def _compare_with_lock(
 ) -> TriggerResult:
     """Return whether the continuation `part` outgrew the lock, with evidence.
 
-    needed: bytes that decoding locks by the formula; the lock in the log replaces them, unless
-    room is reserved.
+    needed: bytes that decoding locks by the formula. A lock in the log replaces them, unless it is
+    0 or the release reserves room at boot.
     """
     size = continuation_bytes(shape, part.context, facts.block_size)
     # Without a reservation, the lock in the log takes precedence over the formula.
@@ -154,7 +154,8 @@ def result_from_message(facts: TriggerFacts) -> TriggerResult | None:
 def crash_amounts(captured: Mapping[str, str]) -> tuple[Amounts, ...]:
     """Return the needed and locked MB that a crash message names, as one `Amounts`.
 
-    Empty if it names none. captured: see `TriggerFacts`.
+    Empty if it names none. captured: values at the placeholders of the crash signature, by name;
+    `asked` and `locked` are used.
     """
     try:
         bars = ("needed", float(captured["asked"])), ("locked", float(captured["locked"]))
@@ -164,7 +165,7 @@ def crash_amounts(captured: Mapping[str, str]) -> tuple[Amounts, ...]:
 
 
 def in_megabytes(*bars: tuple[str, int]) -> Amounts:
-    """Return named numbers of bytes as amounts in MB of 1024 x 1024 bytes."""
+    """Return (name, bytes) pairs as amounts in MB of 1024 x 1024 bytes."""
     return Amounts("MB", tuple((name, round(count / 1024 / 1024, 2)) for name, count in bars))
 
 

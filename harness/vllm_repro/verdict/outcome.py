@@ -80,7 +80,7 @@ _OUTCOMES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Death:
-    """Death of an engine: who detected it, its exception and frames, and if it is this bug."""
+    """Death of an engine: where it showed, its exception and frames, and if it is this bug."""
 
     # Channel that reported it first.
     detected_by: str
@@ -111,7 +111,7 @@ def is_unexplained(outcome: Outcome, death: Death | None) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlasted:
-    """Server of a further node that kept running after the first node's had exited."""
+    """Server of a further node that kept running after the server of the first node exited."""
 
     rank: int
     # Seconds of observation.

@@ -226,9 +226,10 @@ def check_output(
 ) -> str | None:
     """Return a sentence about the first wrong answer of one trial, without comparing arms.
 
-    None if no answer is wrong, or if these weights do not allow the check. Answers to prompts sent
-    alone and to `alike` requests are compared with any known weights. checks: None if the scenario
-    declares none.
+    None if no answer is wrong, or if these weights do not allow the check. Answers to `alike`
+    requests are compared with any weights, and those of the workload with answers to the same
+    prompts alone (`compare_alone`) with real and made ones. checks: None if the scenario declares
+    none.
     """
     if differ := compare_alone(answers, weights).wrong:
         return differ
@@ -258,9 +259,9 @@ def check_output(
 
 @dataclass(frozen=True, kw_only=True)
 class OutputComparison:
-    """Result of comparing answers: what is wrong, or why they prove nothing.
+    """Result of comparing answers: what is wrong, or why the comparison proves nothing.
 
-    Both are empty if nothing differs.
+    Both fields are empty if nothing differs.
     """
 
     # Sentence about the difference; empty without one.
@@ -325,9 +326,9 @@ def compare_output(
 def _compare_alike(checks: Checks, answers: Sequence[OutputSample]) -> OutputComparison:
     """Compare the answers to requests of one workload that the scenario declares equal.
 
-    Their whole texts must be equal: each stream cuts pieces at other places. With log probabilities
-    a difference is unknown if the margins there add up to less than `CLEAR`, or were not kept. A
-    missing answer is unknown, too. Return the first wrong pair.
+    Their whole texts must be equal. With log probabilities a difference proves nothing if the
+    margins of both tokens there add up to less than `CLEAR`, or were not kept. A missing answer
+    proves nothing, too. Return the first wrong pair, else the first that proves nothing.
     """
     by_name = {answer.name: answer for answer in answers if answer.probe is Probe.WORKLOAD}
     unknown = ""
@@ -363,10 +364,10 @@ def compare_alone(
 ) -> OutputComparison:
     """Compare answers from the workload and the burst with those to the same prompts sent alone.
 
-    An answer is wrong if it differs from all of these, they agree with each other up to and at that
-    token, and rounding cannot explain it: the margins of the two tokens add up to `CLEAR` or more.
-    Unless both answers used the prefix cache, they also add up to twice the effect of the cache,
-    because a quantized cache rounds.
+    An answer is wrong if it differs from all answers alone, these agree with each other up to and
+    at the first different token, and rounding cannot explain it: the margins of the two tokens
+    there add up to `CLEAR` or more. Unless both answers used the prefix cache, the sum must also
+    reach twice the most by which the cache changes a margin, because a quantized cache rounds.
 
     Return the first wrong answer, else the first that decides nothing. Skip an answer whose prompt
     was not sent alone both with and without the cache. Dummy, imitated and unknown weights decide
@@ -432,7 +433,7 @@ def _compare_with(
 
 
 def _margin(answer: OutputSample, at: int) -> float:
-    """Return by how many nats a token was likelier than the next best; 0 if unknown."""
+    """Return by how many nats the token at `at` was likelier than the next best; 0 if unknown."""
     return answer.margins[at] if at < len(answer.margins) else 0.0
 
 

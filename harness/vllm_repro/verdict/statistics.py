@@ -47,16 +47,19 @@ def lower_bound(crashed: int, trials: int, alpha: float = ALPHA) -> float:
 
 
 def excluded_rate(clean: int, alpha: float = ALPHA) -> float:
-    """Return the crash rate above which `clean` quiet trials exclude it: 0.63 for 3, 1 for 0."""
+    """Return the lowest crash rate that `clean` quiet trials exclude: 0.63 for 3, 1 for 0.
+
+    alpha: chance that the exclusion is wrong.
+    """
     return 1.0 if clean <= 0 else 1.0 - alpha ** (1.0 / clean)
 
 
 def fisher(crashed: int, trials: int, other_crashed: int, other_trials: int) -> float:
     """Return the one-sided p of Fisher's exact test.
 
-    It is the chance of at most `other_crashed` crashes if both sides have the same crash rate.
-    5 of 5 against 0 of 4 gives 0.008; 3 of 3 against 0 of 3 only 0.05. Raises `ValueError` for more
-    crashes than trials.
+    It is the chance of at most `other_crashed` crashes in `other_trials`, if both sides have the
+    same crash rate. 5 of 5 against 0 of 4 gives 0.008; 3 of 3 against 0 of 3 only 0.05. Raises
+    `ValueError` for more crashes than trials.
     """
     total, crashes = trials + other_trials, crashed + other_crashed
     if not (0 <= crashed <= trials and 0 <= other_crashed <= other_trials):

@@ -135,7 +135,7 @@ class Timing:
 class ClientCost:
     """CPU use and delay of the load client in a round, to detect that it limited the server.
 
-    The times of answers are not used.
+    They are measured without the times of answers.
     """
 
     # CPU time of the client, as a share of a core
@@ -170,7 +170,7 @@ class Round(ClientCost):
     edge_s: float = 0.0
 
     def timely(self, most: float) -> bool:
-        """Return False if the client was late for more than `most`, a share of the round."""
+        """Return True if the client's delays add up to at most `most`, a share of the round."""
         return self.slept_s <= most * self.wall_s
 
     @property
@@ -235,7 +235,10 @@ def round_of(timings: Sequence[Timing], client: ClientCost = ClientCost()) -> Ro
 
 
 def _edge_s(timings: Sequence[Timing], client: ClientCost, began: float) -> float:
-    """Return by how many seconds the client's delay may have made a round too long."""
+    """Return by how many seconds the client's delay may have made a round too long.
+
+    began: when the first request was sent.
+    """
     written = [timing.written for timing in timings if timing.written is not None]
     # the kernel stamps arrivals, so only the first write can be late
     if len(written) == len(timings):

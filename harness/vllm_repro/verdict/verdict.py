@@ -360,7 +360,10 @@ def _arm_as_expected(arm: ArmResult, standing: Standing, expect: Expect) -> bool
 def _why_quiet(
     arms: Sequence[ArmResult], record: Record | None, version: str | None, *, patched: bool
 ) -> tuple[Verdict, str]:
-    """Return `fixed` or `quiet` for arms that are all quiet, with the reason."""
+    """Return `fixed` or `quiet` for arms that are all quiet, with the reason.
+
+    record, version, patched: as in `decide`.
+    """
     expected, clean = arms[0].expected, arms[0].outcomes.count(Outcome.CLEAN)
     lived = f"the boundary was crossed and the engine lived, {clean} of {clean}"
     if any(not arm.expected.has_bug for arm in arms):
@@ -424,7 +427,10 @@ def comparisons(arms: Sequence[ArmResult]) -> tuple[str, ...]:
 
 
 def _comparison(dying: ArmResult, names: str, clean: int, needed: int | None) -> str:
-    """Return what the quiet boots of these arms prove. needed: the boots for a proof."""
+    """Return a sentence on what `clean` quiet boots of each of the arms `names` prove.
+
+    needed: the quiet boots for a proof; None if none are enough.
+    """
     did = dying.expected.did
     seen = (
         f"{names}: {did} in 0 of {clean} boots, against {dying.crashed} of {dying.conclusive} of"
@@ -485,7 +491,10 @@ def _verdict(
     *,
     patched: bool,
 ) -> tuple[Verdict, str]:
-    """Return the verdict and the reason for it. led_by: the results that decide."""
+    """Return the verdict and the reason for it.
+
+    led_by: the results that decide. The other arguments are those of `decide`.
+    """
     with_patch = " with the patch" if patched else ""
     if reproducing := next((arm for arm in led_by if arm.crashed), None):
         did, counts = reproducing.expected.did, f"{reproducing.crashed} of {reproducing.conclusive}"

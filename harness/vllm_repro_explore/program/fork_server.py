@@ -77,9 +77,10 @@ def _serve(control: socket.socket) -> str:
 
 
 def _begin(start: dict[str, Any], descriptors: Sequence[int]) -> str:
-    """Fork the process, and return its module there, with its streams, folder and variables set.
+    """Fork again; in the child set the streams, folder and variables, and return its module.
 
-    The parent never returns: it waits for the exit, reports it, and exits.
+    start: the message. descriptors: of the three streams and of the report. The parent never
+    returns: it waits for the child's exit, reports it, and exits.
     """
     *streams, report = descriptors
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -148,7 +148,7 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
     # ── sentences ─────────────────────────────────────────────────────────────────────────────────
 
     def untried(self, known: ChangePoints) -> list[str]:
-        """Return the skipped candidates among those left, in words, one text for each reason."""
+        """Return which candidates around the change were skipped, one text for each reason."""
         gap = {candidate.label for candidate in self.from_good[known.left[0] : known.left[-1]]}
         alike: dict[tuple[str, str], list[str]] = {}
         for boot in self.boots:

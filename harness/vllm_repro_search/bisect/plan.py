@@ -23,7 +23,7 @@ _WRONG_END = 0.1
 
 
 class Side(StrEnum):
-    """The side of the change on which one boot puts a candidate."""
+    """The side of the change on which one boot puts a candidate; `skip` if it decides nothing."""
 
     GOOD = "good"
     BAD = "bad"
@@ -39,12 +39,12 @@ class BootResult(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ChangePoints:
-    """Change points that are possible after the boots so far."""
+    """Candidates that may be the first bad one, the change point, after the boots so far."""
 
     state: SearchState
     # the most probable change points that together reach the confidence, in order
     left: tuple[int, ...]
-    # of the change points left, together
+    # of those in `left`, together
     probability: float
     # candidates behind a bad one that are good with that confidence: there is more than one change
     good_again: tuple[int, ...]
@@ -70,9 +70,9 @@ class BisectionPlan:
         return Counter(result.candidate for result in self.results if result.side is side)
 
     def posterior(self) -> list[float]:
-        """Return the probability of each change point, 0 to `size`.
+        """Return the probability of each candidate to be the first bad one, and of none to be bad.
 
-        0: the good end is bad. `size`: the bad end is good.
+        Index 0: the good end is bad. Index `size`: the bad end is good.
         """
         good, first_death = self.count(Side.GOOD), min(self.count(Side.BAD), default=self.size)
         share = (1 - 2 * _WRONG_END) / (self.size - 1)
@@ -115,7 +115,7 @@ class BisectionPlan:
         )
 
     def _state(self, left: Sequence[int]) -> SearchState:
-        """Return the state of the search. left: the change points that are still probable."""
+        """Return the state of the search. left: candidates that may be the first bad one."""
         good, bad, skipped = map(self.count, (Side.GOOD, Side.BAD, Side.SKIP))
         if left == [self.size] or (skipped[self.size - 1] and not bad):
             return SearchState.BAD_END_WRONG
@@ -192,14 +192,18 @@ class BisectionPlan:
 
 
 def _between(left: Sequence[int]) -> range:
-    """Return the candidates of which a boot tells change points apart."""
+    """Return the candidates whose boot can narrow down `left`: those that may be good or bad.
+
+    left: candidates that may be the first bad one, in order.
+    """
     return range(left[0], left[-1] or 1)
 
 
 def information(bad: float, rate: float) -> float:
     """Return the bits that one boot gives about the change point.
 
-    bad: the probability that the candidate is bad.
+    bad: the probability that the candidate is bad. rate: the chance that a bad candidate dies in
+    one boot.
     """
     return _entropy(rate * bad) - bad * _entropy(rate)
 
@@ -212,8 +216,8 @@ def _entropy(chance: float) -> float:
 def _bootable(candidate: int, skipped: Sequence[int], near: int) -> float:
     """Return the chance that a candidate boots.
 
-    It is less near skipped candidates, and the more of them there are. skipped: sorted. near:
-    how many of them lie among the change points left.
+    It is smaller near skipped candidates, and the more of them are near. skipped: all of them,
+    sorted. near: how many of them are among the candidates that may be the first bad one.
     """
     place = bisect_left(skipped, candidate)
     around = skipped[max(0, place - 1) : place + 1]

@@ -18,7 +18,10 @@ _Walk = Generator[Units, "Attempt", Units]
 
 @dataclass(frozen=True)
 class Attempt:
-    """One boot with some of the units, in order, and whether it crashed."""
+    """One boot of a command with only some units: their numbers, and how the boot ended.
+
+    After a crash, `unused` has the requests that were not sent: the crash does not need them.
+    """
 
     units: Units
     crashed: bool
@@ -101,7 +104,10 @@ def _less(units: Units, removed: Units) -> Units:
 
 
 def _remove(kept: Units, part: Units, size: int) -> _Walk:
-    """Try to remove `size` neighbours of `part` at a time; return what is left of `kept`."""
+    """Yield `kept` without `size` neighbours of `part` at a time, as `_walk` does.
+
+    Each set that crashes replaces `kept`; return the last one.
+    """
     place = 0
     while removed := tuple(unit for unit in kept if unit in part)[place : place + size]:
         attempt = yield _less(kept, removed)
@@ -113,9 +119,9 @@ def _remove(kept: Units, part: Units, size: int) -> _Walk:
 
 
 def _remove_refused(kept: Units) -> _Walk:
-    """Try to remove together the units without which vLLM did not start; return what is left.
+    """Yield the sets to try to remove together the units without which vLLM did not start.
 
-    Each was tried alone; they may need each other.
+    Each was left out alone before; they may need each other. Return what is left of `kept`.
     """
     refused: Units = ()
     for unit in kept:

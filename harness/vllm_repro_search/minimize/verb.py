@@ -175,9 +175,9 @@ class Minimization(ReleaseSearchRecord, frozen=True, kw_only=True):
         return [(self.units[smaller[boot.units]].text, boot) for boot in boots]
 
     def without(self, units: Sequence[int], boots: Sequence[MinimizationBoot]) -> str:
-        """Return what a boot with `units` leaves out of the set after `boots`.
+        """Return the texts of what a boot with `units` leaves out of the smallest crashing set.
 
-        Empty for the first boot.
+        boots: those before it, whose smallest crashing set counts. Empty for the first boot.
         """
         left = structs.replace(self, boots=tuple(boots)).plan.kept or ()
         return "; ".join(self.units[unit].text for unit in left if unit not in units)
@@ -193,7 +193,7 @@ class Minimization(ReleaseSearchRecord, frozen=True, kw_only=True):
         }
 
     def counts(self) -> list[tuple[str, int, int]]:
-        """Return how many units of each kind are left, of how many; requests come last."""
+        """Return (kind, units left, units of the whole) for each kind of unit; requests last."""
         kinds = dict.fromkeys(
             unit.kind for unit in sorted(self.units, key=lambda unit: not unit.name)
         )

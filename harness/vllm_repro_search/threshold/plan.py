@@ -23,7 +23,7 @@ are worth their cost at the share f with f = (1 - f) ** 10.
 
 
 class PromptResult(StrEnum):
-    """Result of one prompt."""
+    """Result of one prompt: quiet (answered in full), crash, or skip (it decides nothing)."""
 
     QUIET = "quiet"
     CRASH = "crash"
@@ -43,7 +43,10 @@ class PromptSent:
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdPlan:
-    """Plan of the search for the shortest crashing prompt of `low` to `high` tokens."""
+    """Plan of the search for the shortest crashing prompt of `low` to `high` tokens.
+
+    It begins with `low` and lengths up to `guess`.
+    """
 
     low: int
     high: int
@@ -135,7 +138,10 @@ class ThresholdPlan:
         return self._check(crash) if crash is not None and top - bottom == 1 else None
 
     def _split(self, bottom: int, top: int, *, known: bool) -> int:
-        """Return the length that divides the gap. known: the gap's upper end crashed."""
+        """Return the length at which to divide the gap between `bottom` and `top`.
+
+        bottom: the longest quiet length, or `low` - 1. known: a prompt of `top` tokens crashed.
+        """
         if not known:  # the guess was quiet: away from it in steps that double
             return bottom + max(1, bottom - self.guess + 1)
         return bottom + max(1, round(_SHARE * (top - bottom)))

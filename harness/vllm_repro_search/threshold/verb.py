@@ -199,9 +199,10 @@ def lengths_of(
 def probes_of(recording: Recording) -> tuple[PromptSent, ...]:
     """Return the result of each prompt of the last trial of a run.
 
-    Only a complete answer to a prompt of the exact length is quiet. If the engine did not live, its
-    last prompt is not quiet. It is a crash if the engine died of this bug and had answered every
-    prompt before. A last prompt that the host spoiled is left out: it is sent again.
+    QUIET: the answer is complete and the prompt has exactly the stated length; after the last
+    prompt the engine must live, too. CRASH: the last prompt, if the engine died of this bug and had
+    answered (also with a refusal, 4xx) every prompt before. SKIP: any other. If the trial tested no
+    engine, a last prompt that is not quiet is left out: it is sent again.
     """
     *_, ended = recording.of("trial-ended")
     outcome = Outcome(ended["outcome"])

@@ -56,7 +56,10 @@ _IF_ALL_AGREE = {
 
 
 def release_result(result: ArmResult, *, imitated: bool) -> ReleaseResult:
-    """Return the result of a release for one arm. imitated: see `RunReport`."""
+    """Return the result of a release for one arm.
+
+    imitated: False for a rehearsal that cannot show this bug: its quiet boots decide nothing.
+    """
     match result.result:
         case Result.REPRODUCES:
             return ReleaseResult.DIES
@@ -294,7 +297,10 @@ def _doubt(report: RunReport, version: str, reported: str | None, evidence: str 
 
 
 def _why(report: RunReport) -> str:
-    """Return why the first unclear trial is unclear, else why the verdict was not expected."""
+    """Return the reason of the first trial with an unclear outcome, else of an unexpected verdict.
+
+    Empty if all outcomes are clear and the verdict is expected.
+    """
     unclear = (
         trial.why for arm in report.arms for trial in arm.trials if trial.outcome not in _clear(arm)
     )
@@ -302,7 +308,10 @@ def _why(report: RunReport) -> str:
 
 
 def _clear(arm: ArmReport) -> set[Outcome]:
-    """Return the outcomes of an arm that need no reason."""
+    """Return the outcomes of an arm that need no reason: clean, and what it is declared to do.
+
+    The latter needs one if a trial has that outcome and still does not count as the bug.
+    """
     clear = {Outcome.CLEAN} if arm.strange else {Outcome.CLEAN, arm.expected.sign}
     return clear | {Outcome.UNTRIGGERED} if arm.expected is Expected.UNTRIGGERED else clear
 
@@ -411,7 +420,7 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
 
     @property
     def excluded(self) -> float:
-        """Return the share of crashing boots that the quiet boots of a release exclude."""
+        """Return the lowest crash rate that `trials` quiet boots of a release exclude."""
         return excluded_rate(self.trials)
 
     @property
@@ -422,7 +431,10 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
 
 
 def _clause(items: Sequence[str], verbs: tuple[str, str]) -> str:
-    """Return such as `0.21.0 and 0.22.0 do not boot`; verbs: for one release and for several."""
+    """Return a clause such as `0.21.0 and 0.22.0 do not boot`; empty without items.
+
+    verbs: for one release and for several.
+    """
     if not items:
         return ""
     several = len(items) > 1 or " to " in items[0]

@@ -149,10 +149,11 @@ def run(arguments: argparse.Namespace) -> int:
 def job_of_releases(
     arguments: argparse.Namespace, scenario: Scenario, options: ServerOptions, source: Source
 ) -> Job:
-    """Return the job of a search over releases. Its `source` is replaced for each of them.
+    """Return the job of a search over releases.
 
-    `auto` is resolved here: results of different kinds of server are not comparable. Raises
-    `UsageError`, also for an image that would be the same for every release.
+    `--server auto` is resolved here: results of different kinds of server are not comparable.
+    source: one of the releases, by which `auto` chooses. Raises `UsageError`, also for an image
+    that would be the same for every release.
     """
     if options.image and VERSION not in options.image:
         raise UsageError(
@@ -275,9 +276,9 @@ def row_of_error(search: BootSearch[Any, Any], source: Source, error: ReproError
 
 
 class ReleaseSweep(BootSearch[VersionMap, str]):
-    """Version map: one run for each release, side by side on a cluster.
+    """Search that runs the scenario on each release, and records the results in a version map.
 
-    `resume` takes over finished runs.
+    It runs all releases at once on a cluster, else one after the other.
     """
 
     def __init__(self, job: Job, record: VersionMap) -> None:

@@ -132,13 +132,16 @@ def _executor(case: Mapping[str, Any]) -> Any:
 
 
 class _Inline:
-    """Replacement of a thread pool: it works at once; a future is done after `looks` questions."""
+    """Replacement of a thread pool: it works at once, in the calling thread.
+
+    looks: how often a future of it then reports "not done".
+    """
 
     def __init__(self, looks: int) -> None:
         self._looks = looks
 
     def submit(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call at once; return a future with the result or exception, which is done later."""
+        """Call at once; return a future with the result or exception, reported as done later."""
         future = _Late()
         future.looks = self._looks
         try:
@@ -175,7 +178,7 @@ class _Late(Future[Any]):
 def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
     """Return a request's SamplingParams. Raise `Refused` if the frontend refuses its grammar.
 
-    If a prefill server has its blocks, the executor's `places` get them.
+    If its prompt comes from a prefill server, add the blocks to the executor's `places`.
     """
     grammar, transfer = ask["grammar"], _transfer(engine, ask)
     params = SamplingParams(
@@ -205,7 +208,7 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
 def _transfer(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `kv_transfer_params` of a request; empty for one of this engine alone.
 
-    If a prefill server has its blocks, the executor's `places` get them.
+    If its prompt comes from a prefill server, add the blocks to the executor's `places`.
     """
     if ask["fetch"]:
         stored = engine.vllm_config.kv_transfer_config.kv_connector == "StoreConnector"
@@ -217,8 +220,8 @@ def _transfer(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
 def _prefilled(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `kv_transfer_params` that a prefill server with the same flags answers.
 
-    A block's id is its place in the prompt from 1 on; 0 is the null block. The executor's `places`
-    get the blocks too.
+    A block's id is its place in the prompt from 1 on; 0 is the null block. The blocks are also
+    added to the executor's `places`.
     """
     places, prompt = [], ask["prompt"]
     for manager in engine.scheduler.kv_cache_manager.coordinator.single_type_managers:
@@ -366,7 +369,7 @@ class Matcher:
 
 
 def _compiled(engine: Any, sampling: SamplingParams) -> Any:
-    """Return a new matcher of a request's grammar, from the engine's backend."""
+    """Return a request's grammar in its first state, compiled by the engine's backend."""
     compile_grammar = engine.structured_output_manager.backend.compile_grammar
     more = {}
     if "stop_token_ids" in inspect.signature(compile_grammar).parameters:

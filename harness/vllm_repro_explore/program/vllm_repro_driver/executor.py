@@ -115,7 +115,7 @@ class _Row:
 
 
 def _timed(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the CPU time of a method of the executor, in microseconds, to its `cpu_us`."""
+    """Wrap an executor's method: add its CPU time in microseconds to the executor's `cpu_us`."""
 
     @functools.wraps(method)
     def timed(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -172,9 +172,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return ("generate",)
 
     def collective_rpc(self, method: Any, *_: Any, non_block: bool = False, **__: Any) -> Any:
-        """Return [None] for the one worker, or [False] for the support of draft weights.
+        """Return [None] for the one worker, or [False] for `supports_draft_weight_updates`.
 
-        "sleep" also overwrites the KV cache. non_block: return it as an `Answer`.
+        The method "sleep" overwrites the KV cache with noise; no other does anything. non_block:
+        return the list as an `Answer`.
         """
         name = method if isinstance(method, str) else getattr(method, "__name__", "")
         if name == "sleep":
@@ -194,7 +195,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return True
 
     def get_kv_connector_handshake_metadata(self) -> list[Any]:
-        """Return nothing: no other engine connects to this worker."""
+        """Return an empty list: no other engine connects to this worker."""
         return []
 
     def get_supported_kv_cache_layouts(self) -> list[list[str]]:
@@ -288,7 +289,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return [memory[block].copy() for memory in self._kv]
 
     def put(self, block: int, content: Any) -> None:
-        """Write content to a KV cache block; None, for what was never stored, is a violation."""
+        """Write content to a KV cache block.
+
+        None stands for a place that was never stored to; note a violation, and write nothing.
+        """
         if content is None:
             self.notes.append(
                 (
@@ -301,9 +305,13 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             memory[block] = row
 
     def fetch(self, name: str, groups: list[list[tuple[int, int]]]) -> bool:
-        """Write a prompt that another server computed, and return True; False if the fetch fails.
+        """Write the KV of a request's prompt, as another server computed it, and return True.
 
-        groups: blocks of each group, and their places in the prompt from 1 on; 0 is the null block.
+        Return False if the case lets the fetch fail. Note in `lost` a request whose window lacks
+        its first token.
+
+        groups: for each KV cache group, its blocks with their places in the prompt, from 1 on; the
+        null block has the place 0.
         """
         tokens, key, fails = self.remote[name]
         if fails:
@@ -348,7 +356,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
         """Compute a step over the KV cache; `sample_tokens` then returns its tokens.
 
-        Return None, or the empty output of a step that schedules no request.
+        Return None, or the empty output of a step that schedules no request. non_block: return it
+        as an `Answer`.
         """
         self.check_awake(output)
         half = self.half
@@ -391,7 +400,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return Answer(None) if non_block else None
 
     def _update(self, output: Any) -> dict[str, int]:
-        """Bring the known requests up to date; return the computed tokens of each scheduled one."""
+        """Update what the worker knows of requests; return each scheduled one's computed tokens.
+
+        output: vLLM's SchedulerOutput. Images are encoded and forgotten as it asks.
+        """
         asynchronous = self.scheduler_config.async_scheduling
         second = self.case["runner"] == 2
         self.seen["preempted"] += len(getattr(output, "preempted_req_ids", None) or ())
@@ -526,16 +538,19 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 )
 
     def _check_blocks(self, row: _Row, group: int, first: int, verb: str) -> None:
-        """Note a violation if a request has no block for one of its positions from `first` on."""
+        """Note a violation if a request has no block for one of its positions from `first` on.
+
+        verb: "reads" or "writes", for the name of the violation.
+        """
         blocks, size = row.known.blocks[group], self._sizes[group]
         index = range(first // size, (row.start + len(row.tokens) - 1) // size + 1)
         if index.stop > len(blocks) or 0 in blocks[index.start : index.stop]:
             self._look_up(row.name, blocks, np.asarray(index), verb)
 
     def _recur(self, row: _Row, group: int, memory: Any, layer: int) -> None:
-        """Compute a Mamba layer for one request, which reads one state.
+        """Compute a Mamba layer for one request, from the state that its step starts from.
 
-        It keeps one after the last token, or in a decode after each token.
+        Set `row.states`. Write the state after the last token, or in a decode that after each one.
         """
         slot, table = self._states.slot(row.name), row.known.blocks[group]
         before = 0
@@ -561,7 +576,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
     def _look_up(self, name: str, blocks: list[int], index: Any, verb: str) -> Any:
         """Return the blocks at indices of a block table; the last one beyond its end.
 
-        Note a violation for an index beyond the table, and for block 0, the null block.
+        Note a violation, whose name begins with `verb`, for an index beyond the table, and for
+        block 0, the null block.
         """
         table, index = np.asarray(blocks or [0], dtype=np.int64), np.atleast_1d(index)
         if index[-1] >= len(table):
@@ -582,8 +598,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """Return the output of the step of `execute_model`: its tokens, under grammar bitmasks.
 
-        A request gets its accepted drafts and one more; none in a partial prefill. Then draft for
-        the next step.
+        A request gets its accepted drafts and one more token; none in a partial prefill. Then draft
+        for the next step.
         """
         batch, widths, fits, copied = self._pending
         self._pending = None
@@ -641,7 +657,10 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         return Answer(answer) if non_block else answer
 
     def _draft(self, known: list[int], key: int, traits: Traits) -> list[int]:
-        """Draft some right tokens and then wrong ones, so that both outcomes occur."""
+        """Return drafts: some right tokens, then wrong ones, so that some are rejected.
+
+        known: tokens that they follow, of prompt and answer. key: `key_of` the salt and LoRA.
+        """
         width, prompt = self.case["draft"], traits.prompt
         right = (len(known) * 7 + self.case["seed"]) % (width + 1)
         tokens = [*prompt[: len(known)], *known[len(prompt) :]]

@@ -31,7 +31,7 @@ from typing import Any
 def _source_contains(module: str, text: str) -> bool:
     """Return True if the source of a module contains a text; False if there is no such module.
 
-    Nothing else tells these rules apart, and an import takes seconds.
+    Releases differ here in no name that could be looked up, and an import takes seconds.
     """
     spec = importlib.util.find_spec(module)
     return (
@@ -77,7 +77,7 @@ class States:
     def begin(self, output: Any, computed: Mapping[str, int], stepped: Collection[str]) -> None:
         """Start a step: move states to the blocks that it writes to, and note states that are lost.
 
-        computed: tokens of each request. stepped: requests that were in the last step.
+        computed: tokens of each request before the step. stepped: requests of the last step.
         """
         if not output.num_scheduled_tokens:
             return
@@ -110,7 +110,7 @@ class States:
                 self._right[name] = 1
 
     def _look_for_forgotten(self, output: Any, stepped: Collection[str]) -> None:
-        """Note requests that lose their state because a step left them out."""
+        """Note in `lost` requests that lose their state because a step left them out."""
         self._left_out |= {
             name: right for name, right in self._next.items() if right > 1 and name not in stepped
         }
@@ -144,7 +144,8 @@ class States:
         """Return True if a request decodes in this step, and does not prefill.
 
         It then keeps a state after each token, else one after the last. Note in `lost` a state that
-        is lost by this. prompt: its tokens. count, drafts: tokens of the step, and drafts of them.
+        is lost by this. prompt: number of its tokens. count, drafts: tokens of the step, and how
+        many of them are drafts.
         """
         if start >= prompt:
             if self._second:
@@ -161,10 +162,10 @@ class States:
         return decoding
 
     def end(self, name: str, computed: int, count: int, drafts: int, accepted: int) -> None:
-        """End a request's step: keep a full block's state.
+        """End a request's step: if it filled a block, copy the state at its end to that block.
 
-        computed: tokens before the step. count, drafts: tokens of the step, and drafts of them.
-        accepted: tokens sampled and kept.
+        computed: tokens before the step. count, drafts: tokens of the step, and how many of them
+        are drafts. accepted: tokens sampled and kept.
         """
         if not self._drafts:
             return

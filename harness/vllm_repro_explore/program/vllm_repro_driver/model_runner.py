@@ -62,13 +62,11 @@ class _Layer(AttentionLayerBase):  # type: ignore[misc]  # vLLM is not installed
 
 
 class _LateCopy:
-    """Event after the copy of accepted tokens from a GPU, as `_prepare_inputs` expects it.
+    """Replacement of the runner's `num_accepted_tokens_event`: its copy ends at `synchronize`.
 
-    The copy is complete when the event is waited for.
-
-    A copy that is over earlier has its counts moved twice, by the batch and by `_prepare_inputs`.
-    One that comes later, after a batch of other requests alone, gives them the counts of the last
-    batch. Neither race is played.
+    On a GPU the copy of these counts to the host may end earlier: then the batch and
+    `_prepare_inputs` both move them. It may also end late, in a batch of other requests alone,
+    which then get the counts of the batch before. Neither race occurs here.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -88,7 +86,7 @@ class _LateCopy:
 
 
 class RunnerExecutor(FakeExecutor):
-    """`FakeExecutor` with the state and the steps of vLLM's model runner."""
+    """`FakeExecutor` whose steps are computed by vLLM's own CPU model runner."""
 
     def _init_executor(self) -> None:
         """Make vLLM's CPU model runner, with the hash transformer as its model."""
@@ -139,9 +137,9 @@ class RunnerExecutor(FakeExecutor):
         )
 
     def _keep_counts(self) -> None:
-        """Let `_prepare_inputs` correct positions as on a GPU.
+        """Keep the counts of accepted drafts, so that `_prepare_inputs` corrects positions.
 
-        CPU runners up to 0.24.0 do not keep the counts of accepted drafts.
+        A GPU runner keeps them; CPU runners up to 0.24.0 do not.
         """
         runner, copy = self._runner, self._runner._copy_valid_sampled_token_count
 
@@ -156,7 +154,10 @@ class RunnerExecutor(FakeExecutor):
         self._runner.reset_encoder_cache()
 
     def execute_model(self, output: Any, non_block: bool = False) -> Any:
-        """Let vLLM's model runner compute a step, and return what it returns."""
+        """Let vLLM's model runner compute a step, and return what it returns.
+
+        non_block: return it as an `Answer`.
+        """
         self.check_awake(output)
         for new in output.scheduled_new_reqs:
             self._read[new.req_id] = list(
@@ -175,7 +176,7 @@ class RunnerExecutor(FakeExecutor):
         return Answer(answer) if non_block else answer
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """Return the tokens that vLLM's model runner samples for the step."""
+        """Return the output of vLLM's model runner for the step, with its sampled tokens."""
         with set_current_vllm_config(self.vllm_config):
             answer = self._runner.sample_tokens(grammar_output)
         if hasattr(answer, "get_output"):
@@ -196,7 +197,10 @@ class RunnerExecutor(FakeExecutor):
     def _embed(
         self, ids: Any, multimodal_embeddings: Any = (), *, is_multimodal: Any = None
     ) -> Any:
-        """Return embeddings that hold ids in three numbers, each exact in bfloat16."""
+        """Return embeddings that hold each id in three numbers, which are exact in bfloat16.
+
+        multimodal_embeddings: those of images; they go where `is_multimodal` is set.
+        """
         embeddings = torch.zeros((len(ids), self._runner.inputs_embeds_size), dtype=torch.bfloat16)
         for place in range(3):
             embeddings[:, place] = ids // 256**place % 256
@@ -264,9 +268,9 @@ class RunnerExecutor(FakeExecutor):
         return torch.from_numpy(np.stack(rows)) if rows else torch.zeros((0, size))
 
     def _propose(self, *arguments: Any, **named: Any) -> list[list[int]]:
-        """Draft as `NgramProposer.propose`, once the tokens of a step are known.
+        """Return the drafts of each row, as `NgramProposer.propose` does after a step.
 
-        The place of the argument with these tokens differs between releases.
+        The place of the argument with the step's tokens differs between releases.
         """
         sampled = named.get("sampled_token_ids") or next(
             value for value in arguments if isinstance(value, list)
@@ -274,10 +278,10 @@ class RunnerExecutor(FakeExecutor):
         return [self._drafts_of(row, new) if new else [] for row, new in enumerate(sampled)]
 
     def _propose_ahead(self, *arguments: Any) -> tuple[Any, Any]:
-        """Draft as `NgramProposerGPU.propose`.
+        """Return each row's drafts and their number, as `NgramProposerGPU.propose` does.
 
-        The first `counts` of the `sampled` tokens are those of the step. These two arguments are
-        the last in every release; the ones before them differ.
+        The last two arguments are each row's sampled tokens and the number of them that are valid.
+        The ones before differ between releases.
         """
         sampled, counts = arguments[-2:]
         drafts = [
@@ -297,9 +301,9 @@ class RunnerExecutor(FakeExecutor):
 
 
 def _with_ngram_drafts(config: Any) -> Any:
-    """Return the configuration for a runner without the model of EAGLE.
+    """Return the configuration with an n-gram proposer in place of EAGLE's model, if it has one.
 
-    Its drafts come from `RunnerExecutor` anyway; this decides when.
+    `RunnerExecutor` makes the drafts anyway; the proposer decides when the runner asks for them.
     """
     drafts = config.speculative_config
     if drafts is None or not drafts.use_eagle():
@@ -343,9 +347,9 @@ def _recur(
 
 @cache
 def _copy_functions() -> dict[str, Any]:
-    """Return the functions by which a hybrid model tells vLLM how to copy a Mamba state.
+    """Return, by name, the methods by which a hybrid model tells vLLM how to copy a Mamba state.
 
-    vLLM's own copies run in Triton's interpreter.
+    The first call also makes vLLM's own copy kernels run in Triton's interpreter, in this process.
     """
     interpreter.install()
     mamba_utils: Any = importlib.reload(importlib.import_module("vllm.v1.worker.mamba_utils"))

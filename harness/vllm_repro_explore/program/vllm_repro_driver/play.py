@@ -34,7 +34,8 @@ _PROGRAM = str(Path(__file__).parent)
 def play(case: Mapping[str, Any]) -> dict[str, Any]:
     """Play a case on vLLM's EngineCore and return its result as a JSON object.
 
-    Keys: steps, broken: [{invariant, detail, step}], death: {...}?, and counts of events.
+    Keys: steps, vllm_us, broken: [{invariant, detail, step}], counts of events, and death: {...} if
+    the engine died or made no progress. With case["trace"] also trace and answers.
 
     case["worker"]: "runner" for the release's own model runner, "both" to compare the two. An
     exception of this program is raised at boot, and later the death {"kind": "harness"}. Return
@@ -83,7 +84,8 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
 def _play_both(case: Mapping[str, Any]) -> dict[str, Any]:
     """Play a case over the fake and the real model runner; a difference is a violation.
 
-    Return the result over the fake one, or {invalid: why} if the real one cannot play it.
+    Return the result over the fake one, with the keys answers, shown and dies that are compared, or
+    {invalid: why} if the real one cannot play the case.
     """
     ours, theirs = (play({**case, "worker": worker, "trace": True}) for worker in ("", "runner"))
     if "invalid" in theirs:
@@ -114,7 +116,11 @@ def _play_both(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Stuck(Exception):
-    """Requests make no progress. Arguments: kind, detail, request states."""
+    """The engine makes no progress for 400 steps.
+
+    Arguments: kind ("stuck"; "restless" if it goes on stepping without a request), detail, and the
+    states of the requests as text.
+    """
 
 
 @dataclass
@@ -155,13 +161,13 @@ class _Player:
 
     @property
     def answers(self) -> dict[str, list[int]]:
-        """Return the answer tokens of each request, by its name."""
+        """Return each request's answer, by its name; of a session its unfinished turn."""
         return {name: sent.answer for name, sent in self._sent.items()}
 
     def play(self) -> None:
         """Play all waves, wait until nothing is left, and note requests without an answer.
 
-        Raises `_Stuck` if nothing progresses.
+        Raises `_Stuck` if nothing progresses, and what vLLM raises.
         """
         operations = [event for at, what in self._case["ops"] for event in _operation(at, what)]
         for wave in self._case["waves"]:
@@ -177,7 +183,11 @@ class _Player:
                 self._note([("never-answered", name)])
 
     def _play_wave(self, events: list[tuple[int, int, str, Any]]) -> None:
-        """Play events in order. The clock counts steps, and jumps while the engine is idle."""
+        """Do each event at its step, and step the engine until it is idle and no event is left.
+
+        events: as of `_events` and `_operation`; the list is emptied. Steps count from 0; an idle
+        engine skips to the next event.
+        """
         events.sort(key=lambda event: event[:2])
         clock = 0
         self._moved = self.steps
@@ -198,14 +208,17 @@ class _Player:
             self._check_progress()
 
     def _waits(self, ask: Any) -> bool:
-        """Return True if a request continues an answer that has not ended, and the engine works."""
+        """Return True if the engine works and a request continues an answer that has not ended."""
         if not ask or ask["follows"] < 0 or not self._engine.has_work():
             return False
         before = self._sent.get(f"r{ask['follows']}")
         return before is None or not (before.end or before.aborted)
 
     def _event(self, what: str, ask: Any) -> None:
-        """Do what an event says: add, feed or abort a request; reset, pause or wake the engine."""
+        """Do an event: add, feed or abort a request, or reset, pause, resume or wake the engine.
+
+        what: name of the event. ask: its request; None for an event of the engine.
+        """
         name = f"r{ask['number']}" if ask else ""
         sent = self._sent.get(name)
         match what:
@@ -239,7 +252,7 @@ class _Player:
     def _pause(self, mode: str, then: str = "") -> None:
         """Pause the engine as the API server does, and `then` clear its caches or let it sleep.
 
-        then: "clear", "sleep", or nothing.
+        mode: of the pause. then: "clear", "sleep", or empty.
         """
         self.seen["pauses"] += 1
         if then and (sender := getattr(self._engine, "image_cache", None)):
@@ -286,7 +299,7 @@ class _Player:
                 self._refused(error)
 
     def _add(self, name: str, ask: Mapping[str, Any]) -> None:
-        """Send a new request, and let the executor know what no worker is sent.
+        """Send a new request, and tell the executor what vLLM sends no worker, such as the salt.
 
         Count a refused one; note a violation if vLLM should accept it.
         """
@@ -317,7 +330,7 @@ class _Player:
         self._send(request)
 
     def _send(self, request: tuple[Any, int]) -> None:
-        """Hand a request to EngineCore, and take what it answers at once."""
+        """Hand a request to EngineCore, and process the outputs that it gives without a step."""
         self._engine._handle_client_request(EngineCoreRequestType.ADD, request)
         self._take_queued()
 
@@ -353,12 +366,12 @@ class _Player:
         self._note(books(pools_of(self._scheduler), self._managers))
 
     def _take_queued(self) -> None:
-        """Take what EngineCoreProc answers by itself."""
+        """Process the outputs that EngineCoreProc has queued outside of its steps."""
         while not self._engine.output_queue.empty():
             self._take(self._engine.output_queue.get_nowait()[1])
 
     def _take(self, group: Any) -> None:
-        """Take each request's output of a step."""
+        """Process each request's output in an EngineCoreOutputs."""
         for output in group.outputs:
             self._take_output(output)
 
@@ -387,9 +400,9 @@ class _Player:
                 self._note(self._judge(name, sent, end))
 
     def _end_turn(self, name: str, sent: _Sent, end: str) -> None:
-        """Judge a turn of a streaming session.
+        """Judge the answer of a session's turn, unless it was aborted, and begin the next turn.
 
-        The next one goes on from all tokens of it but the last.
+        The next turn continues the prompt and the answer but for its last token.
         """
         if "abort" in end:
             return
@@ -459,7 +472,8 @@ class _Player:
     def _named(self, invariant: str, name: str) -> str:
         """Return the invariant with the rule by which this request, or another, lost a state.
 
-        Another request may have cached the state that this one reads.
+        Another request may have cached the state that this one reads. Without a lost state, return
+        the invariant alone.
         """
         lost = self.executor.lost
         return f"{invariant} ({lost.get(name) or next(iter(lost.values()))})" if lost else invariant
@@ -471,7 +485,7 @@ class _Player:
             self.broken.setdefault(invariant, violation)
 
     def _check_progress(self) -> None:
-        """Raise `_Stuck` if nothing has progressed for 400 steps: restless without a request."""
+        """Raise `_Stuck` after 400 steps without progress; "restless" if no request is left."""
         if self.steps - self._moved <= _PATIENCE:
             return
         requests = list(self._scheduler.requests.values())
@@ -519,7 +533,7 @@ class _Player:
 
 
 def _operation(at: int, what: str) -> Iterator[tuple[int, int, str, None]]:
-    """Yield (step, order, event, None) of a reset or pause; for a pause also its end.
+    """Yield (step, order in the step, event, None) of a reset or pause; also of a pause's end.
 
     Yield nothing for a pause if the release has none.
     """
@@ -531,7 +545,10 @@ def _operation(at: int, what: str) -> Iterator[tuple[int, int, str, None]]:
 
 
 def _events(wave: list[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, Any]]:
-    """Yield (step, order, event, request) for each arrival, further part and abort of a wave."""
+    """Yield (step, order in the step, event, request) for each event of a wave's requests.
+
+    These are arrivals, further parts of streaming sessions, and aborts.
+    """
     for ask in wave:
         yield ask["after"], 0, "add", ask
         for later in ask["segments"]:
@@ -571,7 +588,11 @@ def _ours(error: BaseException) -> bool:
 
 
 def _at_fault(error: Exception) -> dict[str, Any]:
-    """Return the JSON object of an exception: its message, and its last frame in vLLM if any."""
+    """Return an exception as the JSON object `death`, with the place where it was raised.
+
+    Keys: exception (its class), message; file, function, line and source of the last frame in vLLM;
+    frames (functions of the last 8 frames in vLLM). If no frame is in vLLM, all frames count.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     in_vllm = [frame for frame in frames if "/vllm/" in frame.filename] or list(frames)
     last = in_vllm[-1]

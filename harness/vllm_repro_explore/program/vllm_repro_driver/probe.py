@@ -35,7 +35,7 @@ def register() -> None:
 
 
 def take_counts() -> dict[int, int]:
-    """Return the counts of each probe since the last call, and clear them."""
+    """Return how often each probe was passed since the last call, and clear the counts."""
     taken = dict(counts)
     counts.clear()
     return taken
@@ -95,7 +95,7 @@ class _Counting(ast.NodeTransformer):
         return node
 
     def _counted(self, statement: ast.AST) -> list[ast.AST]:
-        """Return a statement with its counter before it, if its line has one."""
+        """Return a list of the statement, with its counter before it if its line has one."""
         probe = self._lines.get(getattr(statement, "lineno", 0))
         future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
         if probe is None or future or not isinstance(statement, ast.stmt):

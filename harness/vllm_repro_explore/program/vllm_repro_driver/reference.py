@@ -61,7 +61,10 @@ def _embed(ids: Any, start: int, key: int) -> Numbers:
 
 
 def embed(tokens: Sequence[int], start: int, key: int) -> Numbers:
-    """Return the states before the first layer. key: of the request's salt and LoRA."""
+    """Return the state of each token before the first layer.
+
+    start: position of the first token. key: `key_of` the request's salt and LoRA.
+    """
     states: Numbers = _embed(np.asarray(tokens, dtype=np.int64), start, key)
     return states
 
@@ -104,7 +107,8 @@ def attend_in(
 ) -> Numbers:
     """Do what `attend` does with a cache in blocks of `size` positions.
 
-    A position beyond the table is read in its last block.
+    memory: the cache of a layer. table: the request's blocks in it; a position beyond them is read
+    in the last one.
     """
     first = max(0, start - window + 1) if window else 0
     read = np.empty(start + len(current) - first, dtype=np.uint64)
@@ -115,7 +119,7 @@ def attend_in(
 
 @njit(cache=True)
 def write(memory: Any, table: Any, size: int, states: Numbers, start: int) -> None:
-    """Write the states of the positions from `start` on to the blocks of a table."""
+    """Write the states of the positions from `start` on to the blocks of a table in `memory`."""
     for place in range(len(states)):
         memory[_block(table, start + place, size), (start + place) % size] = states[place]
 
@@ -176,7 +180,7 @@ def endless(size: int) -> Any:
 
 
 def logits(state: Any, eos: int, size: int) -> Any:
-    """Return the logits of which a greedy sampler takes `pick`, also under a mask.
+    """Return logits for which a greedy sampler gives the token of `pick`, also under a bitmask.
 
     size: of the vocabulary.
     """

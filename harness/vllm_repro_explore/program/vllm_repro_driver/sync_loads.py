@@ -28,7 +28,7 @@ class _Loads(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not installe
 class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
     """Connector that loads stored prompts in the step that needs them; both of its halves.
 
-    `memory` is the executor, of the worker half.
+    memory: the executor; None in the scheduler half.
     """
 
     memory: Any = None
@@ -43,7 +43,10 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int, bool]:
-        """Offer the whole blocks of a stored prompt. At least its last token is computed."""
+        """Return (tokens to load, False): a stored prompt's whole blocks without its last token.
+
+        Return (0, False) for a prompt that is not stored, or if no more of it can be loaded.
+        """
         whole = (request.num_prompt_tokens - 1) // self._block * self._block
         if whole <= num_computed_tokens or not (request.kv_transfer_params or {}).get("stored"):
             return 0, False
@@ -78,6 +81,6 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
         return failed
 
     def _do_nothing(self, *_: Any, **__: Any) -> None:
-        """Every load is complete at its start, and nothing is stored."""
+        """Do nothing: every load is complete at its start, and nothing is stored."""
 
     wait_for_layer_load = save_kv_layer = wait_for_save = _do_nothing

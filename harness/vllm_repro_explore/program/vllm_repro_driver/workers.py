@@ -36,7 +36,7 @@ class WorkerHalf:
         return any(copier.busy for copier in self._copiers)
 
     def take_listed(self) -> list[tuple[str, list[int]]]:
-        """Return direction and GPU blocks of each transfer since the last call."""
+        """Return (direction, GPU blocks) of each transfer that began since the last call."""
         return [transfer for copier in self._copiers for transfer in copier.take_listed()]
 
     def before(self, output: Any) -> None:
@@ -68,7 +68,10 @@ class WorkerHalf:
 
 
 class Copier:
-    """Simulated copies of KV blocks; `memory` is the executor whose blocks are copied."""
+    """Simulated copies of KV blocks; `memory` is the executor whose blocks are copied.
+
+    store_polls, load_polls: how often a copy is polled before it is complete.
+    """
 
     def __init__(self, memory: Any, store_polls: int, load_polls: int) -> None:
         self._polls = {"store": store_polls, "load": load_polls}
@@ -84,12 +87,15 @@ class Copier:
         return bool(self._waiting)
 
     def take_listed(self) -> list[tuple[str, list[int]]]:
-        """Return direction and GPU blocks of each transfer since the last call."""
+        """Return (direction, GPU blocks) of each transfer that began since the last call."""
         listed, self._listed = self._listed, []
         return listed
 
     def begin(self, direction: str, source: Iterable[int], target: Iterable[int]) -> Event:
-        """Begin a copy of source blocks to target blocks; return the event of its end."""
+        """Begin a copy of source blocks to target blocks; return the event of its end.
+
+        direction: "store" from the GPU to the connector, or "load".
+        """
         pairs = [(int(read), int(written)) for read, written in zip(source, target, strict=True)]
         self._listed.append(
             (direction, [gpu if direction == "store" else written for gpu, written in pairs])
@@ -113,7 +119,7 @@ class Copier:
 
 
 class _SimpleCopies(Copier):
-    """Replacement of `DmaCopyBackend` in the simple connector's worker."""
+    """Replacement of `DmaCopyBackend` in the worker of SimpleCPUOffloadConnector."""
 
     def launch_copy(
         self,
@@ -133,7 +139,7 @@ class _SimpleCopies(Copier):
 class _Fetches(Copier, nixl.Worker):
     """Fake NIXL worker: a fetch completes after `polls` polls.
 
-    The executor's `memory` has the other server's prompts.
+    memory: the executor, whose `remote` has the other server's prompts.
     """
 
     def __init__(self, config: Any, groups: Any, memory: Any, polls: int) -> None:
@@ -166,7 +172,8 @@ class _Fetches(Copier, nixl.Worker):
 class _Pulls(_Fetches):
     """Replacement of Mooncake's worker half, with simulated pulls.
 
-    It does not know the other server's blocks; that server matches the last ones.
+    A pull does not name the other server's blocks, as that server chooses them; here the executor's
+    `places` has them.
     """
 
     def start_load_kv(self, metadata: Any) -> None:
@@ -181,7 +188,7 @@ class _Pulls(_Fetches):
                     self._fetching[name] = meta
 
     def fetch(self, name: str, meta: Any) -> bool | None:
-        """Poll a pull. Return None also for a failed pull that the release does not report."""
+        """Do as `_Fetches.fetch`; return None also for a failed pull that the release hides."""
         came = super().fetch(name, meta)
         # Up to 0.29.0 `receive_kv` logs a pull that failed, and tells nobody.
         return None if came is False and not _mooncake_reports() else came
@@ -206,6 +213,8 @@ def worker_half(
 ) -> WorkerHalf:
     """Return the worker half of the configured KV connector, with simulated copies.
 
+    memory: the executor whose blocks are copied. groups: vLLM's KVCacheConfig.
+
     Replaces NIXL's and Mooncake's worker halves in this process. Raises `NotImplementedError` for
     a connector that has no simulated copier.
     """
@@ -221,10 +230,11 @@ def worker_half(
 
 
 def _places(gpu: Any, chunks: Sequence[int], blocks: int) -> Sequence[int]:
-    """Return the place of each GPU block in the store, whose chunks have so many blocks.
+    """Return the place in the connector's store of each GPU block of a transfer.
 
-    As `SingleDirectionOffloadingHandler` does: a group's blocks follow each other, and its first
-    one may lie within a chunk.
+    gpu: vLLM's spec of the GPU blocks. chunks: numbers of the store's chunks that it uses, each of
+    `blocks` blocks. As in `SingleDirectionOffloadingHandler`, a group's blocks follow each other,
+    and its first one may lie within a chunk.
     """
     if blocks == 1:
         return chunks
@@ -246,7 +256,10 @@ def _places(gpu: Any, chunks: Sequence[int], blocks: int) -> Sequence[int]:
 def _install(
     connector: Any, config: Any, groups: Any, memory: Any, store_polls: int, load_polls: int
 ) -> Copier:
-    """Put simulated copies into a connector, and return their copier."""
+    """Put simulated copies into a connector, and return their copier.
+
+    Raises `NotImplementedError` for a connector that has no simulated copier.
+    """
     name = type(connector).__name__
     if name == "SimpleCPUOffloadConnector":
         from vllm.v1.simple_kv_offload import worker

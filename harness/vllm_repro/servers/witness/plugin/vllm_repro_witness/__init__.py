@@ -25,7 +25,10 @@ _done = False
 
 
 def register() -> None:
-    """Log the patched files that exist, and watch their imports; vLLM's entry point."""
+    """Log the patched files that exist, and watch their imports; vLLM's entry point.
+
+    Do nothing without `REPRO_PATCHED`, or if it was called before in this process.
+    """
     global _done
     files = [name for name in os.environ.get("REPRO_PATCHED", "").split(":") if name]
     if not files or _done:
