@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "harness/vllm_repro": 13_000,
-    "harness": 26_810,
-    "tests": 18_910,
+    "harness": 26_850,
+    "tests": 18_930,
     "benchmarks": 1_380,
 }
 """Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500.

@@ -26,6 +26,10 @@ _ANY = (
     *("mamba", _OFFLOADING, _SIMPLE, _MULTI, "chunks", "waves", "reset", "reset-running", "sleep"),
     *("images", "image cache", "same text", "v2", "stats"),
 )
+_MORE = (
+    *("eos", "least", "cut", "salt", "threshold", "grammar", "stream", "chat", "draft", "stats"),
+    *("reset", "reset-running", "pause", "images", "image cache", "waves"),
+)
 _CHAT = {**_COMMON, "chat": 1, "eos": 0.3, "stats": 0.5}
 MIXES: dict[str, dict[str, float]] = {
     "plain": {**_COMMON, "eos": 0.3, "salt": 0.2, "lora": 0.2, "threshold": 0.2},
@@ -136,13 +140,16 @@ _FAULTY = ("two-roots", "no-rule", "empty-or-any")
 
 
 class _Seed:
-    """Random streams of a seed, one for each feature, and the features that its mix gives it."""
+    """Random generators of a seed, one for each feature, and the features that its case has.
 
-    def __init__(self, seed: int, mix: str) -> None:
-        self._seed, self._chances = seed, MIXES[mix]
+    mix, more: as of `draw`.
+    """
+
+    def __init__(self, seed: int, mix: str, more: float) -> None:
+        self._seed, self._chances = seed, dict.fromkeys(_MORE, more) | MIXES[mix]
 
     def stream(self, feature: str) -> Random:
-        """Return the random generator of one feature; it is the same each time."""
+        """Return a new random generator for one feature; its numbers are the same each time."""
         return Random(f"engine/{self._seed}/{feature}")
 
     def has(self, feature: str) -> bool:
@@ -150,9 +157,13 @@ class _Seed:
         return self.stream(f"has {feature}").random() < self._chances.get(feature, 0)
 
 
-def draw(seed: int, mix: str) -> Case:
-    """Draw the random case of a seed and a mix of features; it is the same for every release."""
-    drawn = _Seed(seed, mix)
+def draw(seed: int, mix: str, more: float = 0.0) -> Case:
+    """Draw the random case of a seed; it is the same for every release.
+
+    mix: a key of `MIXES`, which has the probability of each feature. more: the probability of each
+    feature of `_MORE` that the mix does not have.
+    """
+    drawn = _Seed(seed, mix, more)
     server = drawn.stream("server")
     block = server.choice((16, 16, 32))
     seqs = server.choice((1, 2, 3, 4, 8))
@@ -222,6 +233,7 @@ def draw(seed: int, mix: str) -> Case:
     shape = next((name for name in _SHAPES if drawn.has(name)), "")
     if shape:
         setup, asks = _SHAPES[shape](drawn.stream(shape), setup, asks)
+        asks = tuple(map(fitting, asks))
     least = least_blocks(setup) + draft
     pool = drawn.stream("pool")
     blocks = least + int(least * pool.choice((0.0, 0.05, 0.2, 0.5, 2.0)) * pool.random())
@@ -232,6 +244,12 @@ def draw(seed: int, mix: str) -> Case:
     cpu_blocks = max(4, int(blocks * transfer.choice((0.25, 0.5, 1, 4, 4)))) * setup.chunk_blocks
     waves = _waves(drawn, asks) if drawn.has("waves") else (asks,)
     return Case(replace(setup, blocks=blocks, cpu_blocks=cpu_blocks), waves, seed)
+
+
+def fitting(ask: Request) -> Request:
+    """Return the request without images and shared tokens that do not fit into its prompt."""
+    images = tuple(image for image in ask.images if image[0] + image[1] <= ask.prompt)
+    return replace(ask, shared=min(ask.shared, ask.prompt), images=images)
 
 
 def _connector(drawn: _Seed) -> str:
@@ -247,14 +265,14 @@ def _connector(drawn: _Seed) -> str:
 
 
 def _cut(rng: Random, setup: Setup, asks: Sequence[Request]) -> Setup:
-    """Return the setup with `cut`, and with a `max_len` that may end answers early."""
+    """Return the setup with `cut` set, and a `max_len` that may end answers of `asks` early."""
     cut = replace(setup, cut=True)
     least = least_length(cut, asks)
     return replace(cut, max_len=min(setup.max_len, least + rng.choice((0, 0, 1, 3, setup.block))))
 
 
 def _chats(rng: Random, asks: Sequence[Request], block: int) -> tuple[Request, ...]:
-    """Return the requests; some continue an earlier prompt with its answer, or a part of it."""
+    """Return the requests; the prompts of some begin with an earlier prompt and its answer."""
     chats: list[Request] = []
     for ask in asks:
         before = rng.choice(chats) if chats and rng.random() < 0.7 else None
@@ -278,7 +296,7 @@ _Shaped = tuple[Setup, tuple[Request, ...]]
 
 
 def _under_pressure(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
-    """Return a case with answers of one to three blocks, few requests at once and slow stores.
+    """Return (setup, requests): answers of one to three blocks, `seqs` of 2 to 4, slow KV stores.
 
     The requests also arrive sooner. Streaming sessions stay as they are.
     """
@@ -300,7 +318,10 @@ def _under_pressure(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Sh
 
 
 def _crowded(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
-    """Return a case in which most requests arrive at once; its layers are of two kinds."""
+    """Return (setup, requests): most requests arrive at once; full and sliding-window layers.
+
+    The answers get new lengths.
+    """
     block = setup.block
     crowd = tuple(
         replace(
@@ -318,8 +339,8 @@ def _with_two_kinds(
 ) -> Setup:
     """Return the setup with full and sliding-window layers, and mostly with slow KV stores.
 
-    It gets 8 requests at once, and a `max_len` for the longest of `asks`. chunks: choices of
-    `chunk`, in blocks.
+    `seqs` becomes 8, and `max_len` fits the longest of `asks`. chunks: values to choose `chunk`
+    from, in blocks.
     """
     block = setup.block
     return replace(
@@ -335,9 +356,10 @@ def _with_two_kinds(
 
 
 def _busy(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
-    """Return a case of 16 or 30 requests that arrive over time; its layers are of two kinds.
+    """Return (setup, requests): 16 or 30 requests; full and sliding-window layers.
 
-    A part of 0.2 to 0.8 of the answers has one to three tokens.
+    About 20, 50 or 80 % of the answers have one to three tokens. What is not drawn anew, such as
+    `abort`, comes from `asks`, in turn.
     """
     block, spread = setup.block, rng.choice((0, 20, 60))
     short, longest = rng.choice((0.2, 0.5, 0.8)), rng.choice((3, 6)) * setup.block
@@ -359,7 +381,10 @@ def _busy(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
 
 
 def _urgent(rng: Random, setup: Setup, asks: tuple[Request, ...]) -> _Shaped:
-    """Return a case whose short requests arrive while the least important, longest one prefills."""
+    """Return (setup, requests): short requests arrive while the longest one is in its prefill.
+
+    The longest has the lowest priority.
+    """
     block = setup.block
     long = max(asks, key=lambda ask: ask.prompt)
     threshold = rng.choice((2, 3, 4)) * block
@@ -392,7 +417,11 @@ _SHAPES: dict[str, Callable[[Random, Setup, tuple[Request, ...]], _Shaped]] = {
 
 
 def _asks(drawn: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
-    """Return one to twelve requests. Each property of all of them is drawn from one stream."""
+    """Draw one to twelve requests.
+
+    For all requests together, each property has a random generator of its own. loras: requests may
+    have a LoRA adapter.
+    """
     lengths, shared, stream, remote, fetch = map(
         drawn.stream, ("lengths", "share", "stream", "remote", "fetch")
     )
@@ -451,7 +480,7 @@ def _asks(drawn: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
             refused = drawn.has("image cache") and drawn.stream(f"refused {number}").random() < 0.1
             images = _images(drawn, family, prompt, block)
             if drawn.has("same text"):
-                images = _others(drawn.stream(f"same text {number}"), images)
+                images = other_images(drawn.stream(f"same text {number}"), images)
             ask = replace(ask, images=images, refused=refused)
         parts = tuple(sorted(stream.randint(1, 30) for _ in range(stream.randint(1, 3))))
         if drawn.has("stream") and stream.random() < 0.5 and not ask.grammar:
@@ -464,7 +493,10 @@ def _asks(drawn: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
 
 
 def _image_sizes(drawn: _Seed, block: int) -> list[int]:
-    """Return the size in tokens of each of the images that the prompts of a case may hold."""
+    """Return the sizes in tokens of the images that the prompts of a case may hold.
+
+    Image number n has the size at index n modulo `_SIZES`.
+    """
     rng = drawn.stream("image sizes")
     return [
         rng.choice((1, block // 2, block, block + 1, 2 * block, 4 * block)) for _ in range(_SIZES)
@@ -472,7 +504,10 @@ def _image_sizes(drawn: _Seed, block: int) -> list[int]:
 
 
 def _images(drawn: _Seed, family: int, prompt: int, block: int) -> tuple[tuple[int, int, int], ...]:
-    """Return (offset, tokens, number) of each image in a prompt; a family's prompts share them."""
+    """Return (offset, tokens, image number) of each image in a prompt of `prompt` tokens.
+
+    Prompts of one family get the same images at the same offsets, as far as they fit.
+    """
     rng, sizes = drawn.stream(f"images of family {family}"), _image_sizes(drawn, block)
     images, at = [], 0
     for _ in range(rng.randint(1, 5)):
@@ -485,7 +520,7 @@ def _images(drawn: _Seed, family: int, prompt: int, block: int) -> tuple[tuple[i
     return tuple(images)
 
 
-def _others(
+def other_images(
     rng: Random, images: tuple[tuple[int, int, int], ...]
 ) -> tuple[tuple[int, int, int], ...]:
     """Return the images in the same places; some are replaced by another image of the same size."""
@@ -524,7 +559,10 @@ def _grammars(drawn: _Seed, count: int) -> list[str]:
 
 
 def _operations(drawn: _Seed, last: int) -> tuple[tuple[int, str], ...]:
-    """Return (step, operation) of each cache reset and pause. last: step of the last arrival."""
+    """Return (step, operation) of each cache reset and pause, as in `Setup.ops`.
+
+    last: step of the last arrival.
+    """
     operations = []
     for what in ("reset", "reset-running"):
         rng = drawn.stream(what)

@@ -374,9 +374,7 @@ def _read_record(out: Path, version: str, search_fields: Mapping[str, Any]) -> R
             earlier = json.loads(file.read_text(encoding="utf-8"))
             if any(earlier.get(key) != value for key, value in search_fields.items()):
                 continue
-            findings = [
-                (finding["kind"], finding["site"]) for finding in earlier.get("findings", ())
-            ]
+            findings = [(finding["kind"], finding["site"]) for finding in earlier["findings"]]
             seed = (earlier["seeds"][1] or 0) if earlier["vllm_version"] == version else 0
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue

@@ -154,26 +154,27 @@ class Shrunk:
         """Lower lengths, times and limits."""
         for name in ("prompt", "answer", "shared", "after", "abort"):
             for value in sorted({getattr(ask, name) for ask in self.case.asks}, reverse=True):
-                self._lower(value, _LEAST.get(name, 0), partial(self._with_field, name, value))
+                self._lower(value, _LEAST.get(name, 0), partial(self._with_field, name))
         longest = least_length(self.case.setup, self.case.asks)
-        self._lower(self.case.setup.max_len, longest, partial(self._with_setup, "max_len"))
+        self._lower(self.case.setup.max_len, longest, partial(self._with_limit, "max_len"))
         for name in ("blocks", "chunk", "window", "cpu_blocks"):
             self._lower(
-                getattr(self.case.setup, name), _LEAST[name], partial(self._with_setup, name)
+                getattr(self.case.setup, name), _LEAST[name], partial(self._with_limit, name)
             )
 
-    def _lower(self, value: int, least: int, at: Callable[[int], Case]) -> None:
+    def _lower(self, value: int, least: int, at: Callable[[int, int], Case]) -> None:
         """Lower a number by halving steps while the case still fails.
 
-        at: returns the case with another value. least: the smallest value to try.
+        at: returns the case with the first value replaced by the second. least: the smallest value
+        to try.
         """
         if value <= least:
             return
-        if self._take(at(least)):
+        if self._take(at(value, least)):
             return
         step = (value - least) // 2
         while step >= 1 and self.tried < self.budget:
-            if value - step >= least and self._take(at(value - step)):
+            if value - step >= least and self._take(at(value, value - step)):
                 value -= step
             else:
                 step //= 2
@@ -193,6 +194,10 @@ class Shrunk:
         return replace(
             self.case, waves=(*self.case.waves[:number], wave, *self.case.waves[number + 1 :])
         )
+
+    def _with_limit(self, name: str, _: int, new: int) -> Case:
+        """Return the case with another value in a field of its setup."""
+        return self._with_setup(name, new)
 
     def _with_setup(self, name: str, value: Any) -> Case:
         """Return the case with one server flag set to `value`."""

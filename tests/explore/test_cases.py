@@ -382,6 +382,12 @@ def test_the_budget_is_the_most_that_is_played() -> None:
     assert len(played) == 5
 
 
+def test_a_number_is_lowered_in_one_go() -> None:
+    case = Case(Setup(max_len=1100), ((Request(1000, 1),),), 1)
+    small = shrink(case, lambda candidate: candidate.asks[0].prompt >= 137, budget=40)
+    assert [ask.prompt for ask in small.case.asks] == [137]
+
+
 def test_waves_before_and_after_the_failing_one_are_dropped() -> None:
     case = Case(Setup(), tuple((Request(prompt, 8),) for prompt in (10, 20, 30, 40)), 1)
     small = shrink(case, lambda candidate: any(ask.prompt >= 30 for ask in candidate.asks)).case

@@ -237,6 +237,12 @@ def test_a_continued_search_fails_only_for_new_findings(
 
     assert night(dies_of_long_prompts)[0] == 1
     first = folder_of(tmp_path).name
+    # a comparison under a patch has the same keys, and no findings
+    record = json.loads((folder_of(tmp_path) / "explore.json").read_text(encoding="utf-8"))
+    compared = folder_of(tmp_path).with_name("20000101T000000Z-compared")
+    compared.mkdir()
+    record = {key: record[key] for key in record if key != "findings"} | {"seeds": [1, 500]}
+    (compared / "explore.json").write_text(json.dumps(record), encoding="utf-8")
     status, out = night(dies_of_long_prompts)
     assert (status, "seeds 41 to 80" in out, f"before: first in {first}" in out) == (0, True, True)
     assert f"| {first} |" in (folder_of(tmp_path) / "explore.md").read_text(encoding="utf-8")

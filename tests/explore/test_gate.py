@@ -208,17 +208,19 @@ def test_no_change_and_no_diff_are_wrong_usage(tree: Path, capsys: Any) -> None:
     assert "--base names the other one" in capsys.readouterr().err
 
 
-@given(seed=st.integers(1, 10_000), mix=st.sampled_from(sorted(MIXES)))
-def test_a_varied_case_keeps_the_rules_of_a_case(seed: int, mix: str) -> None:
-    case = draw(seed, mix)
-    varied = vary(case, Random(seed))
-    assert varied == vary(case, Random(seed))
+@given(seed=st.integers(1, 10_000), mix=st.sampled_from(sorted(MIXES)), far=st.booleans())
+def test_a_varied_case_keeps_the_rules_of_a_case(seed: int, mix: str, far: bool) -> None:
+    case = draw(seed, mix, 0.3 if far else 0)
+    varied = vary(case, Random(seed), far=far)
+    assert varied == vary(case, Random(seed), far=far)
     assert varied.asks
     assert varied.setup.blocks >= least_blocks(varied.setup)
     # with `cut`, the model's length ends an answer
     least = max(ask.prompt + (1 if varied.setup.cut else ask.answer) for ask in varied.asks)
     assert varied.setup.max_len >= least
     assert all(ask.shared <= ask.prompt and ask.prompt > 0 for ask in varied.asks)
+    ends = {offset + size <= ask.prompt for ask in varied.asks for offset, size, _ in ask.images}
+    assert ends <= {True}
     assert case_of(json.loads(json.dumps(varied.as_json()))) == varied
 
 

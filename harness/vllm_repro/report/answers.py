@@ -114,8 +114,8 @@ def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | Non
 
     The result is `wrong`, `alike`, `plausible`, `not judged`, `as ARM` or `as alone`. If the
     scenario declares checks, the comparison is None only for a trial that the journal has as
-    `wrong-output`. If it declares none, the comparison is always None, and only clean and
-    untriggered trials with answers to prompts sent alone are returned.
+    `wrong-output`. If it declares none, the comparison is always None, and besides such trials
+    only those with answers to prompts sent alone are returned.
     """
     started = recording.first("run-started")
     checks = convert(started.get("output") if started is not None else None, Checks | None)
@@ -129,17 +129,17 @@ def _outputs(recording: Recording) -> dict[TrialId, tuple[OutputComparison | Non
     for entry in recording.of("output"):
         if trial_id(entry) in weights:
             samples[trial_id(entry)].append(convert(entry["said"], OutputSample))
-    if checks is None:
-        return {
-            trial: (None, _word_alone(compare_alone(outputs, weights[trial])))
-            for trial, outputs in samples.items()
-            if any(sample.probe is Probe.ALONE for sample in outputs)
-        }
     compared: dict[TrialId, tuple[OutputComparison | None, str]] = {
         trial: (None, "wrong")
         for trial, entry in ended.items()
         if entry["outcome"] == Outcome.WRONG_OUTPUT
     }
+    if checks is None:
+        return compared | {
+            trial: (None, _word_alone(compare_alone(outputs, weights[trial])))
+            for trial, outputs in samples.items()
+            if any(sample.probe is Probe.ALONE for sample in outputs)
+        }
     baseline = [
         outputs for (arm, _), outputs in samples.items() if arm == checks.baseline and outputs
     ]

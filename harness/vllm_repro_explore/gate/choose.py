@@ -76,7 +76,7 @@ class Chooser:
         if (self._near or self._hot) and rng.random() < _NEAR:
             near = rng.choice(self._hot) if self._hot and rng.random() < 0.5 else self._rare()
             if near is not None:
-                case = vary(near.case, rng)
+                case = vary(near.case, rng, far=True)
                 return Drawn(case=case, origin=near.origin, seed=case.seed, varied=True)
         starts = list(self._starts.values())
         if not self._total or rng.random() < _ANY:

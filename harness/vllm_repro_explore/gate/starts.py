@@ -16,6 +16,9 @@ from vllm_repro_explore.draw import MIXES, draw
 from vllm_repro_explore.gate.choose import Start
 from vllm_repro_explore.scenario_setup import case_from, draw_for, setup_from
 
+_MORE = 0.15
+"""Chance of each feature of other mixes in every second case."""
+
 
 def general_starts(prior: Mapping[str, float]) -> list[Start]:
     """Return a start for each mix, and for the server of each scenario that can be played.
@@ -33,8 +36,8 @@ def general_starts(prior: Mapping[str, float]) -> list[Start]:
 
 
 def _draw_mix(mix: str, seed: int) -> Case:
-    """Return the case of a seed and a mix."""
-    return draw(seed, mix)
+    """Return the case of a seed and a mix; even seeds add features of other mixes to it."""
+    return draw(seed, mix, 0 if seed % 2 else _MORE)
 
 
 def _same(case: Case, _: int) -> Case:

@@ -8,21 +8,23 @@ from random import Random
 from typing import Any
 
 from vllm_repro_explore.case import Case, Request, Setup, least_blocks, least_length
+from vllm_repro_explore.draw import fitting, other_images
 
 _Change = Callable[[Random, Setup, list[list[Request]]], Setup]
 """Random change of a case: it edits the waves in place, and returns the changed setup."""
 
 
-def vary(case: Case, rng: Random, changes: int = 3) -> Case:
-    """Return a case with one to `changes` random changes, and with another seed.
+def vary(case: Case, rng: Random, *, far: bool = False) -> Case:
+    """Return a case with one to three random changes, and with another seed.
 
-    Lengths and KV blocks are raised so that vLLM accepts it.
+    Lengths and KV blocks are raised so that vLLM accepts it. far: also add and drop features.
     """
     waves = [list(wave) for wave in case.waves]
     setup = case.setup
-    for _ in range(rng.randint(1, changes)):
-        setup = rng.choice(_CHANGES)(rng, setup, waves)
-    kept = [[_fitting(ask) for ask in wave] for wave in waves if wave]
+    for _ in range(rng.randint(1, 3)):
+        changes = _FEATURES if far and rng.random() < 0.4 else _CHANGES
+        setup = rng.choice(changes)(rng, setup, waves)
+    kept = [[fitting(ask) for ask in wave] for wave in waves if wave]
     varied = Case.numbered(setup, kept, rng.randrange(1 << 30))
     longest = least_length(setup, varied.asks)
     setup = replace(
@@ -31,12 +33,6 @@ def vary(case: Case, rng: Random, changes: int = 3) -> Case:
         chunk=max(setup.chunk, setup.seqs * (setup.draft + 1)),
     )
     return replace(varied, setup=replace(setup, blocks=max(setup.blocks, least_blocks(setup))))
-
-
-def _fitting(ask: Request) -> Request:
-    """Return the request without images and shared tokens that do not fit into its prompt."""
-    images = tuple(image for image in ask.images if image[0] + image[1] <= ask.prompt)
-    return replace(ask, shared=min(ask.shared, ask.prompt), images=images)
 
 
 def _request(change: Callable[[Random, Request, int], Request]) -> _Change:
@@ -82,6 +78,46 @@ def _start(rng: Random, ask: Request, _: int) -> Request:
 def _abort(rng: Random, ask: Request, _: int) -> Request:
     """Let a client stay, or disconnect at another time."""
     return replace(ask, abort=rng.choice((-1, 0, 1, 2, 5, 20)), mid=rng.random() < 0.5)
+
+
+def _priority(rng: Random, ask: Request, _: int) -> Request:
+    """Change how urgent a request is."""
+    return replace(ask, priority=rng.randrange(4))
+
+
+def _fetch(rng: Random, ask: Request, _: int) -> Request:
+    """Let the fetch of a prompt's blocks fail or not."""
+    return replace(ask, fails=ask.fetch and rng.random() < 0.5)
+
+
+def _salt(rng: Random, ask: Request, _: int) -> Request:
+    """Change the cache salt of a request that continues none."""
+    return ask if ask.follows >= 0 else replace(ask, salt=rng.randrange(3))
+
+
+def _images(rng: Random, setup: Setup, waves: list[list[Request]]) -> Setup:
+    """Give a request the images of another, or other images of the same sizes."""
+    wave = rng.choice([wave for wave in waves if wave])
+    place = rng.randrange(len(wave))
+    images = rng.choice([ask for wave in waves for ask in wave]).images
+    if rng.random() < 0.5:
+        images = other_images(rng, images)
+    if wave[place].follows < 0:
+        wave[place] = replace(wave[place], images=images)
+    return setup
+
+
+def _operation(rng: Random, setup: Setup, waves: list[list[Request]]) -> Setup:
+    """Add a cache reset or a pause, or drop all of them."""
+    last = max(ask.after for wave in waves for ask in wave)
+    what = rng.choice(("reset", "reset-running", "pause-keep-10", "pause-wait-3", "pause-abort-3"))
+    added = (*setup.ops, (rng.randint(0, last + 30), what))
+    return replace(setup, ops=() if rng.random() < 0.3 else tuple(sorted(added)))
+
+
+def _threshold(rng: Random, setup: Setup, _: list[list[Request]]) -> Setup:
+    """Change the threshold of a long prefill."""
+    return replace(setup, threshold=rng.choice((0, 1, 2, 3)) * setup.block)
 
 
 def _repeat(rng: Random, setup: Setup, waves: list[list[Request]]) -> Setup:
@@ -154,3 +190,13 @@ _CHANGES: tuple[_Change, ...] = (
     _number("load_polls", -1, 1, 4),
     _option("asynchronous"),
 )
+_FEATURES: tuple[_Change, ...] = (
+    *(_request(change) for change in (_priority, _fetch, _salt)),
+    _images,
+    _operation,
+    _threshold,
+    _number("window", -16, -1, 1, 16),
+    _number("cpu_blocks", -16, -4, -1, 1, 4, 64),
+    *map(_option, ("caching", "lazy", "whole_images", "priority", "stats")),
+)
+"""Changes that add or drop a feature, or change what it depends on."""

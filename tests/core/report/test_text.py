@@ -329,3 +329,9 @@ def test_answers_compared_with_those_alone_have_a_word(
     samples = (*alone, sample_output(Probe.BURST, [other], "", prompt="p"))
     entries = [("output", {"arm": "eager", "trial": 1, "said": vars(one)}) for one in samples]
     assert words(*entries, ended("eager", weights=weights), checks=None) == {"eager": word}
+
+
+def test_an_answer_unlike_the_one_alone_is_wrong_for_a_trial_that_found_it() -> None:
+    entry = output("eager", 1, 2)
+    wrong = ended("eager", "wrong-output")
+    assert words(entry, wrong, checks=None) == {"eager": "wrong"}

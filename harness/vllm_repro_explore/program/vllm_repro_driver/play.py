@@ -50,7 +50,7 @@ def play(case: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:
         if _ours(error):
             raise
-        return {"steps": 0, "death": {"kind": "death", **_at_fault(error)}}
+        return {"steps": 0, "broken": [], "death": {"kind": "death", **_at_fault(error)}}
     player = _Player(engine, case)
     ending: dict[str, Any] = {}
     try:
@@ -90,7 +90,7 @@ def _play_both(case: Mapping[str, Any]) -> dict[str, Any]:
     ours, theirs = (play({**case, "worker": worker, "trace": True}) for worker in ("", "runner"))
     if "invalid" in theirs:
         return theirs
-    pairs = enumerate(zip_longest(ours.pop("trace"), theirs["trace"]))
+    pairs = enumerate(zip_longest(ours.pop("trace", ()), theirs.get("trace", ())))
     unlike = next(
         (
             f"step {step}: {our_row}, the runner {their_row}"
@@ -591,15 +591,17 @@ def _at_fault(error: Exception) -> dict[str, Any]:
     """Return an exception as the JSON object `death`, with the place where it was raised.
 
     Keys: exception (its class), message; file, function, line and source of the last frame in vLLM;
-    frames (functions of the last 8 frames in vLLM). If no frame is in vLLM, all frames count.
+    frames (functions of the last 8 frames in vLLM). If no frame is in vLLM, all frames count, and
+    file is a name without its folder.
     """
     frames = traceback.extract_tb(error.__traceback__)
     in_vllm = [frame for frame in frames if "/vllm/" in frame.filename] or list(frames)
     last = in_vllm[-1]
+    _, inside, below = last.filename.rpartition("/vllm/")
     return {
         "exception": type(error).__name__,
         "message": str(error)[:300],
-        "file": "vllm/" + last.filename.rpartition("/vllm/")[2],
+        "file": f"vllm/{below}" if inside else Path(below).name,
         "function": last.name,
         "line": last.lineno,
         "source": linecache.getline(last.filename, last.lineno or 0).strip(),
