@@ -634,7 +634,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             for place, state in enumerate(row.states[-1 - len(drafts) :]):
                 mask = grammar_output.grammar_bitmask[rows[name] + place] if name in rows else None
                 answered = len(known.tokens) + len(new) - len(known.traits.prompt)
-                if answered < known.traits.least:
+                if max(answered, 0) < known.traits.least:
                     mask = self.endless
                 new.append(reference.pick(state, mask, known.traits.eos))
                 if place < len(drafts) and (

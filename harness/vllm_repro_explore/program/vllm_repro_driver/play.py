@@ -438,7 +438,7 @@ class _Player:
             lost = may_fail and self._case["load_failures"] == "fail"
             if not lost and ask["grammar"] not in ("two-roots", "no-rule", "empty-or-any"):
                 yield (
-                    "unexpected-error",
+                    self._named("unexpected-error", name),
                     f"{name} ends with an error, grammar {ask['grammar'] or 'none'}",
                 )
             return
