@@ -263,6 +263,11 @@ def test_another_order_moves_a_known_failure_and_breaks_nothing() -> None:
     assert not pairs.better
     (pairs,) = counted([(result(), result("a"))] * 12).pairs.values()
     assert pairs.worse
+    stays = [(result("a"), result("a"))] * 60
+    (pairs,) = counted([*stays, *[moved[1]] * 20]).pairs.values()
+    assert pairs.worse
+    (pairs,) = counted([*stays, *moved[:20], *[moved[1]] * 10]).pairs.values()
+    assert not pairs.worse
 
 
 def test_a_start_that_only_the_change_refuses_is_a_failure() -> None:
@@ -358,6 +363,10 @@ def test_the_whole_command(tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
     monkeypatch.setattr(verb, "players", fakes)
     name = put(tree, diff_of(BEFORE, BEFORE.replace("number = 1", "number = 2")))
+    # neither imported nor in the recorded map
+    assert main(["gate", name, "--for", "600"]) == 2
+    assert "answer:   cannot tell: none of the changed code" in capsys.readouterr().out
+    monkeypatch.setattr(verb, "read_map", lambda _: {f"{FILE}::Pool.take": {}})
     assert main(["gate", name, "--for", "20", "--json"]) == 1
     printed = capsys.readouterr()
     answer = json.loads(printed.out)

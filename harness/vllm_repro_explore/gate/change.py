@@ -83,6 +83,11 @@ class Change:
             self.after += new
 
     @property
+    def added(self) -> set[str]:
+        """Return the Python files that the base does not have."""
+        return {file.name for file in self.files if file.before is None}
+
+    @property
     def only_words(self) -> bool:
         """Return True if only comments, docstrings, or files without code differ."""
         same = all(

@@ -23,8 +23,8 @@ _ANY = 0.15
 """Share of the other cases whose start is drawn without preference."""
 _ROUNDS = 2
 """Cases of each start before a preference."""
-_KEPT = 12
-"""Cases that are kept for each statement."""
+_KEPT = 6
+"""Cases that are kept for each statement and start."""
 
 
 @dataclass(kw_only=True)
@@ -60,7 +60,8 @@ class Chooser:
         ordered = sorted(starts, key=lambda start: -start.prior)
         self._waiting = [start for _ in range(_ROUNDS) for start in ordered]
         self._total: Counter[int] = Counter()
-        self._near: dict[int, list[Drawn]] = defaultdict(list)
+        # cases that reached a statement, by start
+        self._near: dict[int, dict[str, list[Drawn]]] = defaultdict(lambda: defaultdict(list))
         self._hot: list[Drawn] = []
 
     @property
@@ -95,7 +96,7 @@ class Chooser:
             start.reach.update(reached.keys())
         self._total.update(reached.keys())
         for statement in reached:
-            kept = self._near[statement]
+            kept = self._near[statement][drawn.origin]
             if len(kept) < _KEPT:
                 kept.append(drawn)
             elif self._rng.random() < _KEPT / self._total[statement]:
@@ -106,20 +107,25 @@ class Chooser:
     def _rare(self) -> Drawn | None:
         """Return a case that reached a statement, rarely reached ones more often.
 
-        Return None if no case reached one.
+        Each start that reaches it has the same chance. Return None if no case reached one.
         """
         if not self._near:
             return None
         statements = list(self._near)
         weights = [1 / self._total[statement] for statement in statements]
-        return self._rng.choice(self._near[self._rng.choices(statements, weights)[0]])
+        near = self._near[self._rng.choices(statements, weights)[0]]
+        return self._rng.choice(near[self._rng.choice(list(near))])
 
     def _worth(self, start: Start) -> float:
-        """Return how much a second of cases of this start reaches; never 0."""
+        """Return the weight of this start, by how much a second of its cases reaches; never 0.
+
+        The root keeps one start from having all the time: what a fault needs beyond the statement
+        may be in another.
+        """
         if not start.trials:
             return 0.01
         gain: float = sum(
             count / start.trials / sqrt(1 + self._total[statement])
             for statement, count in start.reach.items()
         )
-        return gain / max(start.seconds / start.trials, 0.01) + 1e-6
+        return sqrt(gain / max(start.seconds / start.trials, 0.01)) + 1e-3

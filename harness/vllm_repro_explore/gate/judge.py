@@ -14,15 +14,18 @@ from vllm_repro_explore.case import Case
 from vllm_repro_explore.finding import Finding, FindingKind, PlayResult
 
 Key = tuple[FindingKind, str, str]
-"""Identity of a finding: kind, site and, unless it is an exception, the connector of its case."""
+"""Identity of a finding: kind, site and, unless it is an exception, parts of its case's setup."""
 
 
 def key_of(finding: Finding, case: Case) -> Key:
-    """Return kind and site of a finding and, unless it is a death, the connector of its case."""
+    """Return kind and site of a finding and, unless it is a death, connector and model runner."""
+    setup = case.setup
     if finding.kind is FindingKind.DEATH:
         return finding.kind, finding.site, ""
-    connector = case.setup.connector or "no connector"
-    return finding.kind, finding.site, connector + (", lazy" if case.setup.lazy else "")
+    connector = setup.connector or "no connector"
+    lazy = ["lazy"] * (setup.lazy and setup.connector != "")
+    second = ["second runner"] * (setup.runner == 2)
+    return finding.kind, finding.site, ", ".join([connector, *lazy, *second])
 
 
 ENOUGH_ENDED = 5
@@ -82,11 +85,14 @@ class Pairs:
 
     @property
     def worse(self) -> bool:
-        """Return True if far more cases fail newly than fail as released.
+        """Return True if far more cases fail newly than end, or than fail as released.
 
         Another order of valid choices moves a known failure to other cases, and may make it
-        somewhat more frequent. Variations do not count: they lie near a few cases.
+        somewhat more frequent. Variations do not count where cases of the base are compared: they
+        lie near a few cases.
         """
+        if _chance(self.new, self.ended, 2) < _SURE:
+            return True
         few = self.fresh_new <= 2 * self.fresh_base
         return not few and _chance(self.fresh_new, self.fresh_base) < _SURE
 
@@ -96,11 +102,11 @@ class Pairs:
         return _chance(self.ended, self.new) < _SURE
 
 
-def _chance(more: int, less: int) -> float:
-    """Return the chance of at least `more` of `more + less` fair coins."""
+def _chance(more: int, less: int, odds: int = 1) -> float:
+    """Return the chance of at least `more` of `more + less` coins, each heads at `odds` to 1."""
     trials = more + less
-    ways: int = sum(comb(trials, count) for count in range(more, trials + 1))
-    return ways / (1 << trials)
+    ways: int = sum(comb(trials, count) * odds**count for count in range(more, trials + 1))
+    return ways / (1 + odds) ** trials
 
 
 _KEPT = 40

@@ -108,11 +108,14 @@ def imported_files(log: Path) -> set[str]:
 
 
 def play_first_case(player: Player, case: Case) -> None:
-    """Play a case on both trees; raise `UnfitError` if the changed vLLM cannot be imported."""
-    player.base.play(case)
+    """Play a case on the changed tree; raise `UnfitError` if its vLLM cannot be imported.
+
+    Raises `Unsupported` or `InfraError` if the base cannot either.
+    """
     try:
         player.changed.play(case)
     except (Unsupported, InfraError) as error:
+        player.base.play(case)
         why = str(error).partition("cannot be explored: ")[2] or str(error)
         lacks = "ModuleNotFoundError" in why and "'vllm" not in why
         raise UnfitError(f"the changed vLLM cannot be imported: {why}", broken=not lacks) from error

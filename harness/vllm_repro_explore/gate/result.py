@@ -99,6 +99,8 @@ class GateResult:
             for number, place in enumerate(self.change.after)
             if place.file == file
         )
+        if not imported and self.change and file in self.change.added:
+            return "a new file that nothing imports"
         if imported or file.startswith(("vllm/v1/core/", "vllm/v1/engine/core.py")):
             return f"no case of {self.score.trials} reached it"
         return why_unplayed(file)

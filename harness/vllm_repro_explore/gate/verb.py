@@ -16,13 +16,14 @@ from vllm_repro.cli.common import add_common, duration, number, print_json
 from vllm_repro.cli.source_option import source
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.journal.redact import Redactor
+from vllm_repro.releases.known import NEWEST
 from vllm_repro.report.files import write_file
 from vllm_repro.running.folders import default_out, private_folders, stamped_folder
 from vllm_repro.running.terminal import Progress
 from vllm_repro_explore.draw import draw
 from vllm_repro_explore.gate.change import Change, UnfitError, read_change
 from vllm_repro_explore.gate.choose import Chooser, Start
-from vllm_repro_explore.gate.coverage import read_map, shares
+from vllm_repro_explore.gate.coverage import ShareMap, read_map, shares
 from vllm_repro_explore.gate.judge import Answer, Score
 from vllm_repro_explore.gate.play import (
     Gating,
@@ -120,7 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
         gating = _Gate(change, arguments, folder, shown, starts)
         gating.play()
     except UnfitError as error:
-        result = _unfit(arguments, error)
+        base = gating.change.base.version if gating else str(arguments.base or NEWEST)
+        result = _unfit(arguments, base, error)
     except KeyboardInterrupt:
         if gating is None:
             raise
@@ -165,23 +167,29 @@ class _Gate:
     gating: Gating | None = None
 
     def play(self) -> None:
-        """Play cases until the time is over or the answer is clear; play none if no code differs.
+        """Play cases until the time is over or the answer is clear.
 
-        Raises `UnfitError` if the changed vLLM cannot be imported.
+        Play none if no code differs, and one if vLLM then has not imported a changed file and no
+        recorded case ran one. Raises `UnfitError` if the changed vLLM cannot be imported.
         """
         change, arguments = self.change, self.arguments
         if change.only_words or not change.files:
             return
-        starts = self.starts or _general_starts(change)
+        known = read_map(change.base.version)
+        starts = self.starts or _general_starts(change, known)
+        imported = partial(imported_files, self.folder / "changed.log")
+        files = {name.partition("::")[0] for name in known}
         with players(change, self.folder, arguments.jobs) as threads:
             play_first_case(threads[0], draw(1, "plain"))
+            if not imported() and files.isdisjoint(file.name for file in change.files):
+                return
             self.gating = Gating(
                 change=change,
                 chooser=Chooser(starts, arguments.first),
                 until=time.monotonic() + arguments.most,
                 progress=self._progress,
                 whole=bool(arguments.fixes),
-                imported=partial(imported_files, self.folder / "changed.log"),
+                imported=imported,
             )
             self.gating.run(threads)
 
@@ -207,14 +215,14 @@ class _Gate:
         )
 
 
-def _general_starts(change: Change) -> list[Start]:
+def _general_starts(change: Change, known: ShareMap) -> list[Start]:
     """Return all mixes and scenarios, those first whose cases run the changed functions."""
     functions = {f"{place.file}::{place.function}" for place in (*change.before, *change.after)}
-    return general_starts(shares(read_map(change.base.version), functions))
+    return general_starts(shares(known, functions))
 
 
-def _unfit(arguments: argparse.Namespace, error: UnfitError) -> GateResult:
-    """Return the result for a change that cannot be played."""
+def _unfit(arguments: argparse.Namespace, base: str, error: UnfitError) -> GateResult:
+    """Return the result for a change that cannot be played. base: the version of vLLM."""
     return GateResult(
         change=None,
         named=arguments.fixes or "",
@@ -223,7 +231,7 @@ def _unfit(arguments: argparse.Namespace, error: UnfitError) -> GateResult:
         unfit=str(error),
         broken=error.broken,
         title=arguments.change,
-        base_version=str(arguments.base or ""),
+        base_version=base,
     )
 
 
