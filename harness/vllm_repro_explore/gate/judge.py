@@ -10,7 +10,7 @@ from math import comb
 from random import Random
 from statistics import median
 
-from vllm_repro_explore.case import Case
+from vllm_repro_explore.case import Case, true_texts
 from vllm_repro_explore.finding import Finding, FindingKind, PlayResult
 
 Key = tuple[FindingKind, str, str]
@@ -18,14 +18,17 @@ Key = tuple[FindingKind, str, str]
 
 
 def key_of(finding: Finding, case: Case) -> Key:
-    """Return kind and site of a finding and, unless it is a death, connector and model runner."""
+    """Return kind and site of a finding and, unless it is a death, what its case's server is."""
     setup = case.setup
     if finding.kind is FindingKind.DEATH:
         return finding.kind, finding.site, ""
-    connector = setup.connector or "no connector"
-    lazy = ["lazy"] * (setup.lazy and setup.connector != "")
-    second = ["second runner"] * (setup.runner == 2)
-    return finding.kind, finding.site, ", ".join([connector, *lazy, *second])
+    server = {
+        setup.connector or "no connector": True,
+        "lazy": setup.lazy and setup.connector,
+        "asynchronous": setup.asynchronous,
+        "second runner": setup.runner == 2,
+    }
+    return finding.kind, finding.site, ", ".join(true_texts(server))
 
 
 ENOUGH_ENDED = 5
