@@ -35,7 +35,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "every draft is accepted": ("spec", "new[-1] != drafts[place] or place", "place"),
     "an answer ends before its least tokens": (
         "ends",
-        "if answered < known.traits.least:",
+        "if max(answered, 0) < known.traits.least:",
         "if False:",
     ),
     "drafts end beyond the longest request": (

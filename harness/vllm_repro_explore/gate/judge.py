@@ -109,7 +109,8 @@ def _chance(more: int, less: int, odds: int = 1) -> float:
     """Return the chance of at least `more` of `more + less` coins, each heads at `odds` to 1."""
     trials = more + less
     ways: int = sum(comb(trials, count) * odds**count for count in range(more, trials + 1))
-    return ways / (1 + odds) ** trials
+    whole: int = (1 + odds) ** trials
+    return ways / whole
 
 
 _KEPT = 40
