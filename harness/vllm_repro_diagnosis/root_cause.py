@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from vllm_repro_diagnosis.canonical import squeeze
 from vllm_repro_diagnosis.engine_code import CLEANUP, LOOPS, TEARDOWN, leaves_the_engine
 from vllm_repro_diagnosis.tracebacks import ENGINE_NAMES, Frame, Raised, bare_name, is_core
 
@@ -125,11 +126,6 @@ _LOOKUPS = re.compile(
 
 _TELLING = 20
 """Fewest characters by which a message alone is recognized."""
-
-
-def squeeze(text: str) -> str:
-    """Return a text with single blanks and straight quotes: pasting and wrapping change both."""
-    return " ".join(text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'}).split())
 
 
 def unwrap(message: str) -> str | None:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
+from vllm_repro_diagnosis.canonical import squeeze
 from vllm_repro_diagnosis.diagnosis import Diagnosis, Phase
-from vllm_repro_diagnosis.root_cause import Root, squeeze, unwrap
+from vllm_repro_diagnosis.root_cause import Root, unwrap
 from vllm_repro_diagnosis.tracebacks import Frame, bare_name
 
 

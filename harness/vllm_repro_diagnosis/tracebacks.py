@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
+from vllm_repro_diagnosis.canonical import shorten
 from vllm_repro_diagnosis.log_text import Line
 
 API_SERVERS = ("APIServer", "ApiServer")
@@ -125,32 +126,6 @@ def bare_name(exception: str) -> str:
     return exception.rpartition(".")[2]
 
 
-_PACKAGES = re.compile(
-    "asyncio|concurrent|fastapi|flashinfer|multiprocessing|ray|starlette|torch|transformers|triton"
-    "|torch_npu|uvicorn|uvloop|vllm_(?:ascend|gaudi|neuron|repro_lab|spyre)|xgrammar"
-)
-
-
-def shorten(path: str) -> str:
-    """Return a source file's path from its package on, which is the same on every machine."""
-    path = path.replace("\\", "/")
-    for root in ("/site-packages/", "/dist-packages/"):
-        if root in path:
-            return _EGG.sub("", path.rpartition(root)[2])
-    parts = [part for part in path.split("/") if part not in ("", ".", "..", "...")]
-    for at in range(len(parts) - 2, -1, -1):
-        if parts[at] == "vllm":
-            return "/".join(parts[at:])
-    for at, part in enumerate(parts[:-1]):
-        if _PACKAGES.fullmatch(part):
-            return "/".join(parts[at:])
-        if re.fullmatch(r"python\d\.\d+", part):
-            return "/".join(parts[at + 1 :])
-    absolute = path.startswith(("/", "~")) or re.match(r"[A-Za-z]:/", path)
-    return parts[-1] if absolute and parts else "/".join(parts)
-
-
-_EGG = re.compile(r"^[^/]+\.egg/")
 _CLIENTS = ("openai/", "requests/", "aiohttp/", "httpx/")
 _THROWN = re.compile(r"terminate called after throwing an instance of '([\w:]+)'")
 _WHAT = re.compile(r"^\s*what\(\):\s+(.*)")

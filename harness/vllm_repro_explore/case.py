@@ -164,6 +164,21 @@ class Case:
             "seed": self.seed,
         }
 
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Case:
+        """Return the case of an object of `as_json`; what it lacks has its default."""
+        setup = {name: _tuples(value[name]) for name in Setup.__dataclass_fields__ if name in value}
+        waves = [
+            tuple(Request(**{name: _tuples(part) for name, part in ask.items()}) for ask in wave)
+            for wave in value["waves"]
+        ]
+        return cls(Setup(**setup), tuple(waves), value["seed"])
+
+
+def _tuples(value: Any) -> Any:
+    """Return a JSON value with tuples in place of lists."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
 
 def least_blocks(setup: Setup) -> int:
     """Return the fewest KV blocks that vLLM accepts: for `max_len` tokens and a null block."""

@@ -50,6 +50,7 @@ from vllm_repro_explore.summary import (
     search_fields,
     terminal,
 )
+from vllm_repro_explore.vendor import vendor
 
 _EPILOG = """
 
@@ -148,6 +149,15 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--boot",
         action="store_true",
         help="then run each finding that has a scenario file on a server in the lab",
+    )
+    parser.add_argument(
+        "--vendor",
+        type=Path,
+        metavar="DIR",
+        help=(
+            "instead of a search: write it as a folder of tests, such as tests/v1/search in vLLM's"
+            " repository, which needs vLLM and pytest alone"
+        ),
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where searches are written (default: reports)"
@@ -405,7 +415,12 @@ def _check(arguments: argparse.Namespace) -> None:
         ),
         (patches and arguments.jobs > 1, "--jobs is for a search without --patch", leave_out),
         (
-            bool(arguments.scenario) is arguments.engine,
+            arguments.vendor and (arguments.scenario or arguments.engine or arguments.json),
+            "--vendor goes without SCENARIO, --engine and --json",
+            leave_out,
+        ),
+        (
+            not arguments.vendor and bool(arguments.scenario) is arguments.engine,
             "name a SCENARIO or --engine to explore",
             "vllm-repro explore --engine --for 10m",
         ),
@@ -433,9 +448,14 @@ def _check(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run `vllm-repro explore`: a search, or a comparison of patches; return the exit status.
 
-    With `--boot`, then run each finding that has a scenario file on a server.
+    With `--vendor`, write the search's files instead. With `--boot`, then run each finding that has
+    a scenario file on a server.
     """
     _check(arguments)
+    if arguments.vendor:
+        count = len(vendor(arguments.vendor))
+        print(f"{count} files in {arguments.vendor}: python -m pytest {arguments.vendor}")
+        return 0
     exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
     stream = sys.stderr if arguments.json else sys.stdout
     if arguments.patch:

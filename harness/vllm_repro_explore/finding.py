@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from vllm_repro_diagnosis.root_cause import squeeze
-from vllm_repro_diagnosis.tracebacks import shorten
+from vllm_repro_diagnosis.canonical import shorten, squeeze
 
 
 class FindingKind(StrEnum):

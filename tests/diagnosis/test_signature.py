@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tests.diagnosis.logs import find_raised, pasted, recording
+from vllm_repro_diagnosis.canonical import shorten, squeeze
 from vllm_repro_diagnosis.diagnosis import Phase, diagnose
-from vllm_repro_diagnosis.root_cause import Root, find_root, squeeze, unwrap
+from vllm_repro_diagnosis.root_cause import Root, find_root, unwrap
 from vllm_repro_diagnosis.signature import How, Signature, compare, failed_nodes, quotes
-from vllm_repro_diagnosis.tracebacks import Frame, Raised, bare_name, shorten
+from vllm_repro_diagnosis.tracebacks import Frame, Raised, bare_name
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from vllm_repro_explore.gate.choose import Chooser, Start
 from vllm_repro_explore.gate.judge import Answer, Drawn, Score, cost_of, key_of
 from vllm_repro_explore.gate.lines import changed_places, function_places, meaning
 from vllm_repro_explore.gate.play import Gating, Player
-from vllm_repro_explore.gate.starts import _draw_mix, case_of
+from vllm_repro_explore.gate.starts import _draw_mix
 from vllm_repro_explore.gate.vary import vary
 
 BEFORE = '''"""Text."""
@@ -221,7 +221,7 @@ def test_a_varied_case_keeps_the_rules_of_a_case(seed: int, mix: str, far: bool)
     assert all(ask.shared <= ask.prompt and ask.prompt > 0 for ask in varied.asks)
     ends = {offset + size <= ask.prompt for ask in varied.asks for offset, size, _ in ask.images}
     assert ends <= {True}
-    assert case_of(json.loads(json.dumps(varied.as_json()))) == varied
+    assert Case.from_json(json.loads(json.dumps(varied.as_json()))) == varied
 
 
 def result(*findings: str, kind: FindingKind = FindingKind.CORRUPTED, **more: Any) -> PlayResult:

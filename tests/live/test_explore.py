@@ -20,6 +20,7 @@ from vllm_repro_explore.causes import case_of, play_change
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.scenario_setup import case_from, draw_for, setup_from
 from vllm_repro_explore.scheduler_test import finding_test, scenario_test
+from vllm_repro_explore.vendor import vendor
 
 pytestmark = [pytest.mark.live, pytest.mark.depends("search")]
 
@@ -109,22 +110,30 @@ def pytest_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def failed(release: Release, text: str, pytest_folder: Path, folder: Path) -> str:
-    """Run a test file with the release alone; return the output of a failed test, else empty."""
-    (folder / "test_it.py").write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        [str(release.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
-        cwd=folder,
+def run_pytest(
+    release: Release, tests: Path, pytest_folder: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run tests with the release and pytest alone."""
+    return subprocess.run(
+        [str(release.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)],
+        cwd=tests.parent,
         env={
             "PATH": os.environ["PATH"],
             # vLLM keeps there what it learns of a model by importing itself again
             "HOME": str(pytest_folder),
             "PYTHONPATH": f"{release.packages}:{pytest_folder}",
+            **variables,
         },
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def failed(release: Release, text: str, pytest_folder: Path, folder: Path) -> str:
+    """Run a test file with the release alone; return the output of a failed test, else empty."""
+    (folder / "test_it.py").write_text(text, encoding="utf-8")
+    done = run_pytest(release, folder / "test_it.py", pytest_folder)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     assert ("1 failed" if done.returncode else "1 passed") in done.stdout
     return done.stdout if done.returncode else ""
@@ -161,3 +170,20 @@ def test_a_crash_of_the_search_fails_in_the_same_releases(
         provision(Source(release=release)), finding_test(found, release), pytest_folder, tmp_path
     )
     assert ("assert curr_block is not None" in shown) == bool(exception)
+
+
+def test_the_vendored_search_finds_and_repeats_a_known_bug(
+    pytest_folder: Path, tmp_path: Path
+) -> None:
+    """Play 30 seeds, one of which shows #49250; then list it, and play its smallest case."""
+    vendor(tmp_path / "search")
+    release, seeds = provision(Source(release="0.33.0")), "1-30"
+    done = run_pytest(release, tmp_path / "search", pytest_folder, SEARCH_SEEDS=seeds)
+    assert 'known: "vllm-project/vllm#49250"' in done.stdout, done.stdout
+    case = done.stdout.partition("again: SEARCH_CASE=")[2].split()[0]
+    (tmp_path / "search" / "known.json").write_text(f"[{Path(case).read_text(encoding='utf-8')}]")
+    done = run_pytest(
+        release, tmp_path / "search", pytest_folder, SEARCH_SEEDS=seeds, SEARCH_CASE=case
+    )
+    assert "1 failed, 1 passed" in done.stdout
+    assert "schedules-unknown-token (after a rejected load)" in done.stdout

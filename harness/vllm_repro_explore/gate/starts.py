@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from vllm_repro.errors import UsageError
 from vllm_repro.scenario.catalogue import all_scenarios, find
-from vllm_repro_explore.case import Case, Request, Setup
+from vllm_repro_explore.case import Case
 from vllm_repro_explore.draw import MIXES, draw
 from vllm_repro_explore.gate.choose import Start
 from vllm_repro_explore.scenario_setup import case_from, draw_for, setup_from
@@ -78,7 +77,7 @@ def _starts_of_findings(path: Path) -> list[Start]:
     file = path / "findings.jsonl" if path.is_dir() else path
     try:
         findings = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        cases = [case_of(finding["case"]) for finding in findings]
+        cases = [Case.from_json(finding["case"]) for finding in findings]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(
             f"{path} has no findings that can be read: {error}",
@@ -90,18 +89,3 @@ def _starts_of_findings(path: Path) -> list[Start]:
         Start(name=f"{path.name}, finding {place}", draw=partial(_same, case))
         for place, case in enumerate(cases, 1)
     ]
-
-
-def case_of(value: Mapping[str, Any]) -> Case:
-    """Return the case of a JSON object that `Case.as_json` made."""
-    setup = {name: _tuples(value[name]) for name in Setup.__dataclass_fields__ if name in value}
-    waves = [
-        tuple(Request(**{name: _tuples(part) for name, part in ask.items()}) for ask in wave)
-        for wave in value["waves"]
-    ]
-    return Case(Setup(**setup), tuple(waves), value["seed"])
-
-
-def _tuples(value: Any) -> Any:
-    """Return a JSON value with tuples in place of lists."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

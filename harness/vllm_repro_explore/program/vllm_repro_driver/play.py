@@ -595,7 +595,11 @@ def _at_fault(error: Exception) -> dict[str, Any]:
     file is a name without its folder.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    in_vllm = [frame for frame in frames if "/vllm/" in frame.filename] or list(frames)
+    in_vllm = [
+        frame
+        for frame in frames
+        if "/vllm/" in frame.filename and not frame.filename.startswith(_PROGRAM)
+    ] or list(frames)
     last = in_vllm[-1]
     _, inside, below = last.filename.rpartition("/vllm/")
     return {

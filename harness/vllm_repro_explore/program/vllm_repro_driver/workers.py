@@ -264,7 +264,7 @@ def _install(
     if name == "SimpleCPUOffloadConnector":
         from vllm.v1.simple_kv_offload import worker
 
-        from vllm_repro_lab.offload import without_cuda
+        from vllm_repro_lab.no_cuda import without_cuda
 
         without_cuda(worker)
         copies = _SimpleCopies(memory, store_polls, load_polls)
