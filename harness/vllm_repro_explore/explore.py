@@ -16,8 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
-from vllm_repro.cli.common import add_common, duration, number, print_json
-from vllm_repro.cli.source_option import source
+from vllm_repro.cli.common import add_common, duration, number, print_json, source
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.releases.disk import cache_root

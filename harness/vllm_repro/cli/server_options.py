@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_repro.cli.source_option import source
+from vllm_repro.cli.common import source
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import RANDOM_WEIGHTS, ServerOptions
 
