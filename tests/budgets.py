@@ -15,15 +15,16 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "harness/vllm_repro": 13_000,
-    "harness": 26_850,
-    "tests": 18_930,
+    "harness": 26_920,
+    "tests": 19_030,
     "benchmarks": 1_380,
 }
 """Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500.
 
 Both grew for live servers, reports from outside and native crashes in diagnosis, for what intake
-reads or quotes, for the ledger of bugs, and for `gate`. Tests also grew for mutants that survived,
-and `benchmarks` for the changes that measure `gate`. That of the core stays."""
+reads or quotes, for the ledger of bugs, for `gate`, and for exchanged packages. Tests also grew for
+mutants that survived, and `benchmarks` for the changes that measure `gate`. That of the core
+stays."""
 
 
 def statements(source: str) -> int:
