@@ -1,8 +1,9 @@
-"""Rules for names: which values are secret, and which variables of vLLM may be recorded."""
+"""Rules for names: which values are secret, which variables of vLLM may be recorded or set."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -68,3 +69,39 @@ def is_recorded(name: str) -> bool:
     Values of others are not recorded.
     """
     return steers_vllm(name) and not is_secret_name(name)
+
+
+_NAMES_A_PATH = re.compile(r"_(?:DIR|DIRECTORY|FILE|HOME|LIB|LIBRARY|PATH|PLUGIN|ROOT)$")
+_CALLS_OUT = re.compile(r"^(?:HF_ENDPOINT|RAY_ADDRESS|RAY_RUNTIME_ENV_HOOK)$")
+"""Variables that name a machine of the reporter's choice, or a function to call.
+
+The caller's token or the engine would go to that machine.
+"""
+
+
+def variable_mistakes(variables: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a message for each (name, value) of a reported command that must not be set here.
+
+    The command may come from a stranger, and its server runs on this host. `LD_PRELOAD`,
+    `PYTHONWARNINGS` or `PATH` would run the stranger's code; so would a library at a path that the
+    stranger chose.
+
+    Allowed: switches and numbers of vLLM and its libraries (`VLLM_…`, `NCCL_…`), URLs, and secrets,
+    whose values come from the caller.
+    """
+    mistakes = []
+    for name, value in variables:
+        if is_secret_name(name):
+            continue
+        if not steers_vllm(name):
+            mistakes.append(f"{name} is not a variable of vLLM or its libraries: remove it")
+        elif _CALLS_OUT.match(name):
+            mistakes.append(
+                f"{name} connects this host to one of the reporter's choice: remove it, or set it"
+                " yourself"
+            )
+        elif _NAMES_A_PATH.search(name) or (
+            "/" in value and not value.startswith(("http://", "https://"))
+        ):
+            mistakes.append(f"{name} names a path on the reporter's machine: remove it")
+    return mistakes

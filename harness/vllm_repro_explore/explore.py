@@ -16,7 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
-from vllm_repro.cli.common import add_common, duration, number, print_json, source
+from vllm_repro.cli.common import add_common, duration, number, print_json
+from vllm_repro.cli.source_option import WITH_OPTION, exchanged, source
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.releases.disk import cache_root
@@ -103,6 +104,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help=f"the vLLM, as in `run` (default: the scenario's release, or {NEWEST})",
     )
+    parser.add_argument("--with", **WITH_OPTION)
     parser.add_argument(
         "--patch",
         type=Path,
@@ -523,13 +525,23 @@ def _general(arguments: argparse.Namespace) -> _Exploring:
             f"no mix is called {', '.join(unknown)}", hint=f"--mix takes {', '.join(MIXES)}"
         )
     return _Exploring(
-        source=arguments.vllm or Source(release=NEWEST),
+        source=_source(arguments, NEWEST),
         start="general",
         mixes=mixes,
         case=lambda seed: draw(seed, mixes[seed % len(mixes)]),
         arguments=arguments,
         words=words,
     )
+
+
+def _source(arguments: argparse.Namespace, release: str) -> Source:
+    """Return the vLLM of `--vllm`, else `release`, with the packages of `--with`.
+
+    Raises `UsageError` for a text that names no package.
+    """
+    source = arguments.vllm or Source(release=release)
+    packages = getattr(arguments, "with")
+    return exchanged(source, packages) if packages else source
 
 
 def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
@@ -542,7 +554,7 @@ def _for_scenario(arguments: argparse.Namespace) -> _Exploring:
     setup = setup_from(scenario, arm)
     words = [arguments.scenario, *folder_words(), *(["--arm", arm.name] if arguments.arm else [])]
     return _Exploring(
-        source=arguments.vllm or Source(release=scenario.try_with),
+        source=_source(arguments, scenario.try_with),
         start=f"{scenario.id}, arm {arm.name}" if arguments.arm else scenario.id,
         case=lambda seed: draw_for(setup, seed),
         arguments=arguments,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_repro.command.command import ServeCommand
-from vllm_repro.command.environment import variable_mistakes
 from vllm_repro.command.flag_table import KNOWN
 from vllm_repro.command.flags import flag_mistakes, positive
 from vllm_repro.errors import CommandError, UsageError
@@ -26,7 +25,7 @@ from vllm_repro.scenario.writer import (
     literal,
     one_a_line,
 )
-from vllm_repro.secret_names import is_secret_name, steers_vllm
+from vllm_repro.secret_names import is_secret_name, steers_vllm, variable_mistakes
 from vllm_repro_diagnosis.diagnosis import Phase
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.signature import How, Signature, compare

@@ -15,7 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vllm_repro.cli.common import add_common, print_json, source
+from vllm_repro.cli.common import add_common, print_json
+from vllm_repro.cli.source_option import source
 from vllm_repro.errors import InfraError, UsageError
 from vllm_repro.journal.redact import Redactor, known_secrets
 from vllm_repro.releases.known import NEWEST

@@ -180,6 +180,23 @@ def test_readings_that_were_reviewed(rows: list[ReleaseRow], text: str) -> None:
     assert map_of(rows).readings == (text,)
 
 
+def test_vllms_and_packages_make_a_table() -> None:
+    tried = [
+        structs.replace(row("0.23.0", Outcome.CRASH), version="0.23.0 with a==1"),
+        structs.replace(row("0.24.0", Outcome.CLEAN), version="0.24.0 with a==1"),
+    ]
+    both = map_of(tried, ["0.23.0 with a==1", "0.23.0", "0.24.0 with a==1"])
+    assert both.grid == [
+        ["vLLM", "a==1", "as it is"],
+        ["0.23.0", "dies", "not tried"],
+        ["0.24.0", "lives", "-"],
+    ]
+    assert both.readings[0].startswith("dies in 0.23.0 with a==1, lives in 0.24.0 with a==1;")
+    assert "| 0.23.0 | dies | not tried |" in markdown(both), "its last column links no runs"
+    assert "vLLM    a==1   as it is" in terminal(both, "x", "")
+    assert map_of([row("0.23.0", Outcome.CRASH), row("0.24.0", Outcome.CLEAN)]).grid == []
+
+
 def test_a_release_whose_run_has_no_such_arm_was_not_tried() -> None:
     """Compare a journal of the arms `branch` and `unreserved` with a map of `reported`."""
     other = row("0.23.0", Outcome.CRASH)

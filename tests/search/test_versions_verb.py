@@ -15,7 +15,7 @@ from tests.conftest import Harness
 from tests.golden_files import assert_refused, missing
 from tests.patched_rehearsal import DIFF, Diffs
 from tests.report_examples import run_of
-from tests.search.conftest import MadeUp
+from tests.search.conftest import MadeUp, releases_of
 from vllm_repro.cli import main
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.report.build import build
@@ -29,7 +29,7 @@ from vllm_repro.servers.site import ServerChoice
 from vllm_repro.verdict.outcome import Outcome
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_search.versions.record import VersionMap
-from vllm_repro_search.versions.verb import releases
+from vllm_repro_search.versions.verb import releases, with_each
 
 TQ = ("versions", "tq-chunked-prefill", "--server", "rehearsal")
 
@@ -47,6 +47,48 @@ def map_in(out: Path) -> dict[str, Any]:
 
 def test_releases_are_sorted_and_each_is_there_once() -> None:
     assert releases("0.9.2, v0.10,0.23.0,,0.10.0,0.9.2") == ("0.9.2", "0.10.0", "0.23.0")
+
+
+def test_a_component_is_mapped_from_old_to_new_at_each_release(tmp_path: Path) -> None:
+    (file := tmp_path / "c=1,2").touch()
+    mapped = with_each(("0.9.2", "0.10.0"), ["a=1.10,1.9, 1.9.post1", "b==2", f"{file}"])
+    assert [text.partition(" with b")[0] for text in mapped[:4]] == [
+        "0.9.2 with a==1.9",
+        "0.9.2 with a==1.9.post1",
+        "0.9.2 with a==1.10",
+        "0.10.0 with a==1.9",
+    ]
+    assert mapped[0].endswith(f" with b==2 with {file}"), "a file, not a list"
+    again = "0.10.0 with a==1, v0.9.2 with a==10,0.9.2 with a==9,0.9.2"
+    assert "; ".join(releases(again)) == (
+        "0.9.2; 0.9.2 with a==9; 0.9.2 with a==10; 0.10.0 with a==1"
+    )
+
+
+def test_a_map_over_a_component_has_its_rows_and_is_resumed(
+    made_up: MadeUp, tmp_path: Path
+) -> None:
+    def answer(job: Job) -> RunReport:
+        assert job.options.vllm is not None
+        number = int(f"{job.options.vllm}"[-1])
+        if number == 3:
+            raise Unsupported("a 3 requires b")
+        outcomes = [Outcome.CRASH if number == 1 else Outcome.CLEAN]
+        return run_of("0.24.0", outcomes, reported=job.options.vllm.version)
+
+    asked = made_up(answer)
+    words = ["--versions", "0.24.0", "--server", "lab", "--out", str(tmp_path)]
+    assert main(["versions", "tq-chunked-prefill", *words, "--with", "a=1,2,3"]) == 1
+    items, loaded = [f"0.24.0 with a=={number}" for number in (1, 2, 3)], map_in(tmp_path)
+    assert [row["version"] for row in loaded["rows"]] == releases_of(asked) == items
+    assert [row["declared"] for row in loaded["rows"]] == ["unknown"] * 3
+    assert loaded["rows"][2]["why"] == "a 3 requires b"
+    reading = "in 0.24.0: dies with a==1, lives with a==2; a==3 cannot run it here; against"
+    assert loaded["reading"].startswith(reading), "a made-up run is declared as 0.24.0 is"
+    assert f"--versions '{','.join(items)}' " in loaded["reproduce"]
+    (folder,) = tmp_path.glob("*/versions/2*")
+    assert main(["versions", "--resume", str(folder), "--versions", "0.24.0 with a==4"]) == 1
+    assert releases_of(asked)[-1] == "0.24.0 with a==4"
 
 
 def test_each_release_is_a_run_and_the_map_tells_of_all(harness: Harness, tmp_path: Path) -> None:

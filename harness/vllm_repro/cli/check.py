@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from vllm_repro.cli.common import add_common, print_json, source
-from vllm_repro.command.environment import loading_flags
+from vllm_repro.cli.common import add_common, print_json
+from vllm_repro.cli.source_option import source
+from vllm_repro.command.flags import loading_flags
 from vllm_repro.errors import CommandError, ScenarioError, UsageError
 from vllm_repro.releases.request_fields import request_fields
 from vllm_repro.report.format import plural

@@ -11,12 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterable
 from textwrap import TextWrapper
-from typing import TYPE_CHECKING, Any, NoReturn
-
-from vllm_repro.errors import UsageError
-
-if TYPE_CHECKING:
-    from vllm_repro.releases.sources import Source
+from typing import Any, NoReturn
 
 WRONG_USAGE = 64
 
@@ -140,17 +135,3 @@ def duration(text: str) -> float:
         return seconds(text if unit is None else text[:-1]) * (unit or 1)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"{text!r} is no time, such as 90s, 30m or 2h") from None
-
-
-def source(text: str) -> Source:
-    """Return the vLLM that the text of `--vllm` names: a release, wheel, folder or commit.
-
-    Raises `argparse.ArgumentTypeError` for any other text.
-    """
-    # here: only a command with a SOURCE needs it
-    from vllm_repro.releases.sources import parse_source
-
-    try:
-        return parse_source(text)
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(f"{error.with_hint}") from None

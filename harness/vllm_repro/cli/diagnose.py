@@ -80,8 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _diagnose_live(arguments, folders)
     options = {"--json": arguments.json, "--exit-code": arguments.exit_code}
     words = ["vllm-repro", "diagnose", "-", *folders, *filter(options.get, options)]
-    again = shlex.join(words)
-    diagnoses = {name: _diagnose_file(name, again) for name in arguments.file}
+    diagnoses = {name: _diagnose_file(name, shlex.join(words)) for name in arguments.file}
     name = first_death(diagnoses)
     diagnosis, known = diagnoses[name], all_scenarios(warn=to_stderr)
     matching = matches(diagnosis, known)

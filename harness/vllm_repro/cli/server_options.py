@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_repro.cli.common import source
+from vllm_repro.cli.source_option import WITH_OPTION, exchanged, source
 from vllm_repro.servers.kinds import kinds
 from vllm_repro.servers.options import RANDOM_WEIGHTS, ServerOptions
 
-_ALL = ("server", "url", "image", "vllm", "model", "weights", "log", "patch")
+_ALL = ("server", "url", "image", "vllm", "with", "model", "weights", "log", "patch")
 
 
 def add_server_options(
@@ -51,6 +51,7 @@ def add_server_options(
                 " ~/vllm@abc123"
             ),
         },
+        "with": WITH_OPTION,
         "model": {
             "metavar": "M",
             "help": "a model folder or name instead of the scenario's tiny model",
@@ -94,4 +95,6 @@ def server_options(arguments: argparse.Namespace) -> ServerOptions:
         for name in _ALL
         if getattr(arguments, name, None) is not None
     }
+    if packages := named.pop("with", None):
+        named["vllm"] = exchanged(named.get("vllm"), packages)
     return ServerOptions(**named | {"patch": tuple(named.get("patch", ()))})

@@ -53,8 +53,7 @@ def parse_size(text: str) -> int:
         raise UsageError(
             f"{text!r} is not a size", hint="write it as 16g, 512m or a number of bytes"
         )
-    unit = match["unit"].lower() or "b"
-    return int(float(match["number"]) * 1024 ** _UNITS.index(unit))
+    return int(float(match["number"]) * 1024 ** _UNITS.index(match["unit"].lower() or "b"))
 
 
 @dataclass(frozen=True)

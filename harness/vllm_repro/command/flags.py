@@ -264,3 +264,23 @@ def _mistake(flag: Flag) -> str:
         return ""
     meant = f"--no-{alike[0][2:]}" if flag.name.startswith("--no-") else alike[0]
     return f"probably a typo of {meant}"
+
+
+_LOADS = re.compile(
+    r"--(?:chat-template|config|io-processor-plugin|logits-processors|middleware"
+    r"|reasoning-parser-plugin|scheduler-cls|tool-parser-plugin|trust-remote-code|worker-cls"
+    r"|worker-extension-cls)"
+)
+_A_PATH = re.compile(r"(?:^|[=\s\"'])(?:~|\.{0,2}/)|\.\./|module_path")
+
+
+def loading_flags(flags: Iterable[Flag]) -> list[str]:
+    """Return, with values, the flags by which vLLM loads code or uses files of this host.
+
+    They are allowed, but shown to the user.
+    """
+    return [
+        " ".join(flag.words())
+        for flag in flags
+        if _LOADS.fullmatch(flag.name) or _A_PATH.search(flag.text or "")
+    ]

@@ -209,8 +209,7 @@ def _read_redacted(file: BinaryIO, first: int, last: int, size: int, redactor: R
     begins = first == 0 or raw[:1] == b"\n"
     raw = raw[min(first, 1) :]
     ends = last >= size or raw.endswith(b"\n")
-    text = redactor.text(raw.decode("utf-8", "replace"))
-    lines = text.split("\n")
+    lines = redactor.text(raw.decode("utf-8", "replace")).split("\n")
     if not begins:
         lines[0] = lines[0][_MARGIN:]
         # Redact again: the rest of a key of several lines is recognised only at the start of a

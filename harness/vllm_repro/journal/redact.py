@@ -127,9 +127,7 @@ class Redactor:
                 )
                 for key, item in value.items()
             }
-        if isinstance(value, list | tuple):
-            return self._redact_list(value)
-        return value
+        return self._redact_list(value) if isinstance(value, list | tuple) else value
 
     def _redact_list(self, words: Sequence[Any]) -> list[Any]:
         """Return a redacted list, which may be an argument vector.

@@ -63,6 +63,8 @@ class Installer:
     ) -> None:
         """Install requirements into the environment of `python`, from wheels only.
 
+        A folder is built, each time: it may have been edited.
+
         options: further ones of `uv pip install`. Raises `InfraError` with uv's error message.
         """
         no_index = (
@@ -76,7 +78,7 @@ class Installer:
                 "install",
                 "--python",
                 str(python),
-                *_ONLY_WHEELS,
+                *(["--reinstall"] if any(map(os.path.isdir, requirements)) else _ONLY_WHEELS),
                 *no_index,
                 *options,
                 *requirements,

@@ -1,7 +1,7 @@
 """Environment of a Python tree over the compiled parts of an installed release.
 
-It holds the tree, and the packages that the tree needs and the release lacks. Everything else,
-including torch, is imported from the release.
+It holds the tree, and the packages that the tree needs and the release lacks, or that are
+exchanged. Everything else, including torch, is imported from the release.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from vllm_repro.errors import InfraError
+from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.disk import Progress
 from vllm_repro.releases.installer import Installer
 from vllm_repro.releases.sources import Tree
@@ -82,6 +82,9 @@ def install_over(
     with (metadata / "RECORD").open("w", newline="", encoding="utf-8") as record:
         csv.writer(record).writerows([name, "", ""] for name in names)
     _install_lacking(tree.requires, python, [packages, base_packages], installer, progress)
+    if tree.packages:
+        installer.install(python, tree.packages, progress, "--no-deps")
+        _refuse_unfit(python, packages)
     # If bytecode is not written, each process of the server compiles the changed files again.
     sources = "\n".join(str(path) for path in copied if path.suffix == ".py")
     command = [f"{python}", "-m", "compileall", "-q", "-i", "-"]
@@ -190,6 +193,32 @@ def _install_lacking(
             if canonicalize_name(package.name) in names
         ]
         needed = [Requirement(line) for package in added for line in package.requires or ()]
+
+
+def _refuse_unfit(python: Path, packages: Path) -> None:
+    """Raise `Unsupported` if a package in `packages` needs what is not installed for `python`."""
+    paths = subprocess.run(
+        [f"{python}", "-Ic", "import sys; print(*sys.path, sep='\\n')"],
+        text=True,
+        check=True,
+        capture_output=True,
+    ).stdout
+    versions: dict[str, str] = {
+        canonicalize_name(package.name): package.version
+        # the first on the path is imported
+        for package in reversed([*distributions(path=paths.splitlines())])
+    }
+    unmet = [
+        f"{package.name} {package.version} requires {need}, and"
+        f" {versions.get(canonicalize_name(need.name), 'none')} is installed"
+        for package in distributions(path=[f"{packages}"])
+        for need in map(Requirement, package.requires or ())
+        if _applies(need) and not _satisfied(need, versions)
+    ]
+    if unmet:
+        raise Unsupported(
+            "; ".join(unmet), hint="name another version, or what it needs with a further --with"
+        )
 
 
 def _applies(need: Requirement) -> bool:

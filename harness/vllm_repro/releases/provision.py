@@ -212,7 +212,8 @@ class ReleaseCache:
         release, facts = self.get(source), _read_marker(self._folder(source))
         if release is None or facts.get("fingerprint") != _fingerprint(release.packages):
             return None
-        if release.compiled and not self._intact(Source(release=release.compiled)):
+        below = source.base or Source(release=release.compiled)
+        if (source.base or release.compiled) and not self._intact(below):
             return None
         return release
 
@@ -316,10 +317,12 @@ class ReleaseCache:
     ) -> None:
         """Install a vLLM's own source over the compiled parts of the release `compiled`.
 
-        Install that release first if it is not there, and remove old sources at the end. Raises
-        `InfraError`.
+        Or install exchanged packages over their vLLM. Install what is below first if it is not
+        there, and remove old sources at the end. Raises `InfraError`, and `Unsupported` for a
+        package that does not fit.
         """
-        base = self._install_if_needed(Source(release=compiled), compiled, progress)
+        below = source.base or Source(release=compiled)
+        base = self._install_if_needed(below, compiled, progress)
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
             tree = write_tree(source, Path(scratch), base.packages)
             self._install_over(source.version, base, tree, folder, progress)
@@ -339,12 +342,12 @@ class ReleaseCache:
         packages = install_over(folder, base.packages, tree, version, self._installer, progress)
         fit = compare(
             packages / "vllm",
-            schemas_of(base.packages / "vllm", self._releases / base.version / "operators.json"),
+            schemas_of(base.packages / "vllm", self._folder(base.source) / "operators.json"),
         )
         facts = {
             "version": version,
             "torch": base.torch,
-            "compiled": base.version,
+            "compiled": base.compiled if tree.packages else base.version,
             "fit": asdict(fit),
         }
         self._complete(folder, facts, started, progress)

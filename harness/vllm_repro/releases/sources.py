@@ -1,6 +1,6 @@
 """Source of the vLLM to run: a release, a wheel file, a folder, or a commit of a checkout.
 
-Named as in `--vllm SOURCE`.
+Named as in `--vllm SOURCE`. Packages of each can be exchanged: `0.32.0 with xgrammar==0.2.7`.
 
 All but a release are a Python tree, which runs over the compiled parts of the CPU build nearest to
 it.
@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -30,6 +31,8 @@ _HINT = (
     "name a release as in 0.28.0, a wheel file, a folder that holds vllm/, or a commit as in"
     " ~/vllm@abc123"
 )
+WITH = " with "
+"""Stands before each exchanged package in the text of a source."""
 REQUIREMENTS = "requirements/common.txt"
 RUN = ("vllm", REQUIREMENTS)
 """Parts of a checkout that are taken for a server: the package and its requirements."""
@@ -37,7 +40,7 @@ RUN = ("vllm", REQUIREMENTS)
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A vLLM to run: a release, a wheel, a folder, or a commit of the checkout `folder`.
+    """A vLLM to run: a release, a wheel, a folder, a commit of the checkout `folder`, or `base`.
 
     Its text is that of `--vllm`.
     """
@@ -50,9 +53,14 @@ class Source:
     folder: Path | None = None
     # Full hash of a commit of `folder`.
     commit: str = ""
+    # A vLLM whose `packages` are exchanged or added.
+    base: Source | None = None
+    # NAME==VERSION, or absolute paths of wheels and folders.
+    packages: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return self.release or f"{self.path}" + (f"@{self.commit}" if self.commit else "")
+        commit = f"@{self.commit}" if self.commit else ""
+        return WITH.join((self.release or f"{self.base or self.path}{commit}", *self.packages))
 
     @property
     def path(self) -> Path:
@@ -91,6 +99,8 @@ class Tree:
     # Names of files that `folder` lacks: the release with the compiled parts has them byte for
     # byte.
     same: tuple[str, ...] = ()
+    # Packages to install before those of the release, as in `Source`.
+    packages: tuple[str, ...] = ()
 
 
 def parse_source(text: str) -> Source:
@@ -102,9 +112,13 @@ def parse_source(text: str) -> Source:
     if (version := version_of(text)) is not None:
         # An image may be of a nightly build.
         return Source(release=str(version) if version.local else release_version(text))
+    path = Path(text).expanduser().absolute()
+    vllm, exchanged, package = text.rpartition(WITH)
+    if exchanged and not path.exists():
+        base = parse_source(vllm)
+        return Source(base=base.base or base, packages=(*base.packages, _package(package)))
     if not any(mark in text for mark in ("/", "@", ".whl")) and not Path(text).is_dir():
         raise UsageError(f"{text!r} is not the number of a vLLM release", hint=_HINT)
-    path = Path(text).expanduser().absolute()
     checkout, at, commit = text.rpartition("@")
     if at and not path.exists():
         return _commit_source(Path(checkout).expanduser().absolute(), commit)
@@ -112,6 +126,20 @@ def parse_source(text: str) -> Source:
     source = Source(wheel=path) if is_wheel else Source(folder=path)
     contents_of(source)  # raises if it holds no vLLM
     return source
+
+
+def _package(text: str) -> str:
+    """Return a package to exchange: NAME==VERSION, or the absolute path of a wheel or folder.
+
+    Raises `UsageError` for any other text. Whether an index has it is not looked up.
+    """
+    path = Path(text).expanduser().absolute()
+    if not path.exists() and not re.fullmatch(r"(?i)(?!vllm(-cpu)?==)\w[\w.-]*==\w[\w.+!-]*", text):
+        raise UsageError(
+            f"{text!r} is no package beside vLLM",
+            hint="name one as in xgrammar==0.2.7, a wheel file, or a folder to build",
+        )
+    return f"{path}" if path.exists() else text
 
 
 def version_of(text: str) -> Version | None:
@@ -129,6 +157,8 @@ def contents_of(source: Source) -> Contents:
     This process keeps the result of the first call, even if the files change. Raises `UsageError`
     if it is no vLLM.
     """
+    if source.base:
+        return _exchanged_contents(source.base, source.packages)
     if source.wheel:
         return _wheel_contents(source.wheel)
     path = source.path
@@ -153,6 +183,8 @@ def write_tree(source: Source, scratch: Path, base_packages: Path) -> Tree:
     files that the release in `base_packages` has byte for byte (`Tree.same`). Raises `UsageError`
     if git fails.
     """
+    if source.base:
+        return Tree(folder=base_packages, packages=source.packages)
     if source.wheel:
         with zipfile.ZipFile(source.wheel) as archive:
             archive.extractall(
@@ -229,6 +261,25 @@ def _wheel_contents(path: Path) -> Contents:
     return Contents(version=version.public, compiled=compiled, key=f"wheel-{digest[:12]}")
 
 
+def _exchanged_contents(base: Source, packages: tuple[str, ...]) -> Contents:
+    """Return version, compiled parts and cache key of a vLLM with exchanged packages.
+
+    Wheels and folders count by their content.
+    """
+    inner = (
+        Contents(version=base.release, compiled="", key=base.release)
+        if base.release
+        else contents_of(base)
+    )
+    words = [f"{path.name} {_digest_of(path)[:8] * path.exists()}" for path in map(Path, packages)]
+    names = ".".join(re.findall(r"[a-z0-9]+", " ".join(words).lower()))
+    return Contents(
+        version=f"{inner.version}{'.' if '+' in inner.version else '+'}with.{names}",
+        compiled=inner.compiled or inner.version,
+        key=f"{names}-{inner.key}",
+    )
+
+
 def wheel_tree(folder: Path) -> Tree:
     """Return the Python source and requirements of an unpacked wheel."""
     metadata = next(folder.glob("vllm*.dist-info/METADATA")).read_text(encoding="utf-8")
@@ -264,9 +315,9 @@ def _git_hash(path: Path) -> str:
 
 
 def _digest_of(package: Path) -> str:
-    """Return a hash of the files of `package`, without compiled parts and bytecode."""
+    """Return a hash of a file, or of those of a folder without compiled parts and bytecode."""
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*")):
+    for path in sorted((package, *package.rglob("*"))):
         if path.suffix not in (".so", ".pyc") and path.is_file():
             digest.update(
                 f"{path.relative_to(package)}\0".encode()

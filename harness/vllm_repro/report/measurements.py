@@ -151,8 +151,7 @@ def measurements(recording: Recording) -> MeasureReport | None:
         return None
     parts = _point_rounds(recording)
     alone = {entry["arm"]: entry for entry in recording.of("load-ended")}
-    ends = (*recording.of("trial-ended"), *alone.values())
-    ended = {trial_id(entry): entry for entry in ends}
+    ended = {trial_id(entry): entry for entry in (*recording.of("trial-ended"), *alone.values())}
     alive = {trial for trial, entry in ended.items() if Outcome(entry["outcome"]).facts.alive}
     rounds = {key: part.rounds for key, part in parts.items() if key[0] in alive and part.counts}
     stopped = [

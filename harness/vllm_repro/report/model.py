@@ -124,8 +124,7 @@ class RunReport(RunJson, frozen=True, kw_only=True):
             return f"Interrupted by {self.interrupted}"
         if self.killed:
             return "The journal is incomplete: the run was killed"
-        damaged = "The journal is damaged: some lines cannot be read"
-        return damaged if self.journal_cut else ""
+        return "The journal is damaged: some lines cannot be read" if self.journal_cut else ""
 
     @property
     def bug_seen(self) -> bool:

@@ -50,8 +50,7 @@ class Run(RunJson, frozen=True, kw_only=True):
 
 def run_of(report: RunReport) -> Run:
     """Return a report as the history and the Python API read it."""
-    run = convert(report, Run, from_attributes=True)
-    return msgspec.structs.replace(run, id=run_id(report))
+    return msgspec.structs.replace(convert(report, Run, from_attributes=True), id=run_id(report))
 
 
 def run_id(report: RunReport) -> str:

@@ -391,8 +391,7 @@ class _Trials:
 
         number: of the trial, among those of its arm.
         """
-        trial = self._make_trial(arm, number)
-        conclusion = await run_trial(trial)
+        conclusion = await run_trial(self._make_trial(arm, number))
         crossed = conclusion.trigger.crossed
         self._done.finish(
             arm.name, arm.expected, conclusion.outcome, conclusion.during, crossed=crossed

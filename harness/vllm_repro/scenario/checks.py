@@ -18,11 +18,11 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from vllm_repro.command.command import ServeCommand
-from vllm_repro.command.environment import variable_mistakes
 from vllm_repro.command.flags import flag_mistakes
 from vllm_repro.errors import CommandError, ScenarioError
 from vllm_repro.scenario.scenario import NOT_STATED, Arm, Dummy, Scenario
 from vllm_repro.scenario.workload import Request, Rest, Size, requests_of, resolve
+from vllm_repro.secret_names import variable_mistakes
 from vllm_repro.trigger.trigger import Wanted
 from vllm_repro.verdict.verdict import Expected, Standing
 from vllm_repro_lab.parts import MECHANISMS

@@ -71,5 +71,4 @@ class RehearsalSite(Site):
         self, scenario: Scenario, arm: Arm, number: int, log: Path, run: str
     ) -> tuple[Launch, Server]:
         """Return the launch and the imitated server of one trial, not started."""
-        launch = self.launch(scenario, arm, free_port())
-        return process_server(launch, arm, log, self.others)
+        return process_server(self.launch(scenario, arm, free_port()), arm, log, self.others)

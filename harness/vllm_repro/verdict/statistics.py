@@ -97,6 +97,4 @@ def clean_streak(crashed: int, trials: int, alpha: float = ALPHA) -> int | None:
 
 def _quiet_trials(rate: float, alpha: float) -> int | None:
     """Return the quiet trials that exclude a crash rate; None for a rate of 0."""
-    if rate <= 0.0:
-        return None
-    return ceil(log(alpha) / log(1.0 - rate))
+    return ceil(log(alpha) / log(1.0 - rate)) if rate > 0.0 else None

@@ -219,8 +219,11 @@ def counted(outcomes: Sequence[Outcome]) -> str:
 
 
 def from_source(version: str | None) -> bool:
-    """Return True for a build from a commit or a folder, such as `0.23.0+commit.4689392ab1`."""
-    return bool(re.search(r"\+(commit|folder)\.", version or ""))
+    """Return True for a build from a commit or a folder, such as `0.23.0+commit.4689392ab1`.
+
+    Also for one with exchanged packages, such as `0.23.0+with.xgrammar.0.2.7`.
+    """
+    return bool(re.search(r"\+(commit|folder|with)\.", version or ""))
 
 
 def same_release(first: str | None, second: str | None) -> bool:

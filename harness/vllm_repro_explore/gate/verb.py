@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from vllm_repro.cli.common import add_common, duration, number, print_json, source
+from vllm_repro.cli.common import add_common, duration, number, print_json
+from vllm_repro.cli.source_option import source
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.releases.known import NEWEST

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, assert_never
 import msgspec
 
 from vllm_repro.conversion import convert
+from vllm_repro.releases.sources import WITH
 from vllm_repro.report.format import seconds, truncate
 from vllm_repro.report.model import ArmReport, RunReport, TrialReport
 from vllm_repro.scenario.scenario import Arm, Scenario
@@ -387,7 +388,8 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
     def readings(self) -> tuple[str, ...]:
         """Return a sentence per arm, which is named unless the reported one is alone.
 
-        `dies in 0.21.0 and 0.23.0, lives in 0.24.0; 0.25.1 does not boot`
+        `dies in 0.21.0 and 0.23.0, lives in 0.24.0; 0.25.1 does not boot`, or for packages of one
+        vLLM: `in 0.24.0: dies with a==1, lives with a==2`
         """
         return tuple(
             (f"{name}: " if self.names_arms else "") + self._sentence(name) for name in self.arms
@@ -416,7 +418,26 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
             clauses.append(_clause(chosen if untried else ranges(chosen, versions), verbs))
         if against := [row.version for row in self.boots if name in row.surprises]:
             clauses.append(f"against what is declared: {joined(against)}")
-        return "; ".join(clause for clause in clauses if clause)
+        text = "; ".join(clause for clause in clauses if clause)
+        vllm, *others = sorted({version.partition(WITH)[0] for version in versions})
+        if others or not all(WITH in version for version in versions):
+            return text
+        within = text.replace(f"in {vllm}{WITH}", "with ").replace(f"{vllm}{WITH}", "")
+        return f"in {vllm}: {within}"
+
+    @property
+    def grid(self) -> list[list[str]]:
+        """Return the results of the first arm by vLLM and exchanged packages, below the heads.
+
+        Empty for one vLLM, or without exchanged packages.
+        """
+        cells = {version.partition(WITH)[::2]: "not tried" for version in self.versions}
+        cells |= {row.version.partition(WITH)[::2]: f"{row.arms[0].fate}" for row in self.boots}
+        vllms, packages = ([*dict.fromkeys(names)] for names in zip(*cells, strict=True))
+        if len(vllms) < 2 or packages == [""]:
+            return []
+        rows = [[vllm, *(cells.get((vllm, name), "-") for name in packages)] for vllm in vllms]
+        return [["vLLM", *(name or "as it is" for name in packages)], *rows]
 
     @property
     def excluded(self) -> float:

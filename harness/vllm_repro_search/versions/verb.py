@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from vllm_repro.cli.options import add_run_options, job_from
 from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
 from vllm_repro.releases.known import RELEASES
-from vllm_repro.releases.sources import Source
+from vllm_repro.releases.sources import WITH, Source, parse_source
 from vllm_repro.releases.versions import release_version
 from vllm_repro.report.build import build
 from vllm_repro.report.model import RunReport
@@ -92,6 +94,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="I",
         help="the image to run, with {version} in place of the release (default: the official one)",
     )
+    parser.add_argument(
+        "--with",
+        dest="packages",
+        action="append",
+        metavar="PACKAGE",
+        help=(
+            "exchange or add a package of each release, as `run --with` does; PACKAGE=A,B,... maps"
+            " those versions of it"
+        ),
+    )
     add_run_options(
         parser,
         arm="this arm instead of the first; may be given again",
@@ -124,7 +136,9 @@ def run(arguments: argparse.Namespace) -> int:
         versions = (scenario.lab.vllm,)  # those of the status cannot be installed
     else:
         versions = status_bounds(scenario)
-    job = job_of_releases(arguments, scenario, options, Source(release=versions[0]))
+    if arguments.packages:
+        versions = with_each(versions, arguments.packages)
+    job = job_of_releases(arguments, scenario, options, parse_source(versions[0]))
     if job.trials is None:
         raise UsageError("a map needs as many boots of each release", hint="--trials N")
     if arguments.versions is None:
@@ -191,7 +205,31 @@ def releases(text: str) -> tuple[str, ...]:
             raise UsageError(
                 f"--versions takes no range such as {word}", hint="name each release: 0.23.0,0.24.0"
             )
-    return _sorted(map(published_release, words))
+    return _sorted(map(_published, words))
+
+
+def with_each(versions: Sequence[str], packages: Sequence[str]) -> tuple[str, ...]:
+    """Return the vLLMs of a map: each of `versions` with each version of each package.
+
+    packages: of `--with`. Raises `UsageError` for a text that names no package.
+    """
+    choices = [_each_version(package) for package in packages]
+    combined = [WITH.join(words) for words in product(versions, *choices)]
+    return _sorted(f"{parse_source(text)}" for text in combined)
+
+
+def _each_version(package: str) -> list[str]:
+    """Return `a==1` and `a==2` for `a=1,2`; any other text as it is."""
+    name, _, listed = package.partition("=")
+    if not listed or listed.startswith("=") or Path(package).expanduser().exists():
+        return [package]
+    return [f"{name}=={version.strip()}" for version in listed.split(",")]
+
+
+def _published(text: str) -> str:
+    """Like `published_release`, for a release that may have packages exchanged."""
+    release, *packages = text.split(WITH)
+    return WITH.join((published_release(release), *packages))
 
 
 def published_release(text: str) -> str:
@@ -224,8 +262,14 @@ def status_bounds(scenario: Scenario) -> tuple[str, ...]:
 
 
 def _sorted(versions: Iterable[str]) -> tuple[str, ...]:
-    """Return the versions from old to new, each once."""
-    return tuple(sorted(set(versions), key=Version))
+    """Return the versions from old to new, each once; then by the versions of packages."""
+
+    def age(text: str) -> tuple[Version, list[str | int]]:
+        release, _, packages = text.partition(WITH)
+        parts = re.split(r"(\d+)", packages)
+        return Version(release), [int(part) if part.isdigit() else part for part in parts]
+
+    return tuple(sorted(set(versions), key=age))
 
 
 VERSION = "{version}"
@@ -261,7 +305,7 @@ def _row_of_run(
     """Return the row of a run of one vLLM, and the signal that interrupted the run."""
     standing = search.job.scenario.status.standing(source.version)
     row = row_of(report, source.version, standing, search.record.evidence)
-    return row, report.interrupted
+    return structs.replace(row, version=f"{source}"), report.interrupted
 
 
 def row_of_error(search: BootSearch[Any, Any], source: Source, error: ReproError) -> ReleaseRow:
@@ -310,7 +354,7 @@ class ReleaseSweep(BootSearch[VersionMap, str]):
 
         Raises `UsageError` only if the server refuses all releases; one refused release gets a row.
         """
-        source = Source(release=item)
+        source = parse_source(item)
         if (finished := self._finished_run(item)) is not None:
             self.progress.line(f"  as in {finished.folder.name}")
             return _row_of_run(self, source, finished)

@@ -24,10 +24,10 @@ from vllm_repro.command.container import (
     Ulimit,
     parse_size,
 )
-from vllm_repro.command.environment import loading_flags, variable_mistakes
-from vllm_repro.command.flags import Flag, is_switch
+from vllm_repro.command.flags import Flag, is_switch, loading_flags
 from vllm_repro.command.parse import parse
 from vllm_repro.errors import CommandError, UsageError
+from vllm_repro.secret_names import variable_mistakes
 
 COMMAND = parse("vllm serve m --port 1 --enable-prefix-caching -cc.mode 3 --seed=7")
 SPELLED = parse("docker run i --port 1 --model=a --seed 2")

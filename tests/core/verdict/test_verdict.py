@@ -310,6 +310,7 @@ def test_quiet_and_fixed_need_proof(
         ("0.23.0+commit.4689392ab1", "0.23.0", False),
         ("0.23.0", "0.23.0+folder.4689392ab1", False),
         ("0.23.0+commit.4689392ab1", "0.23.0+commit.4689392ab1", True),
+        ("0.23.0+with.xgrammar.0.2.7", "0.23.0", False),
     ],
 )
 def test_same_release(one: str | None, other: str | None, same: bool) -> None:
@@ -320,6 +321,7 @@ def test_same_release(one: str | None, other: str | None, same: bool) -> None:
     ("version", "source"),
     [
         ("0.23.0+commit.4689392ab1", True),
+        ("0.23.0+with.xgrammar.0.2.7", True),
         ("0.23.0", False),
         ("0.23.0+cpu", False),
         ("0.23.1rc1.dev5+gabc1234", False),
