@@ -154,8 +154,8 @@ def test_a_server_has_the_variables_of_its_call(command: str) -> None:
 
 @pytest.mark.usefixtures("short_waits")
 def test_a_run_takes_the_options_of_the_command(tmp_path: Path) -> None:
-    """Those that choose an exit status or another machine aside."""
-    other = {"scenarios", "scenario_folders", "json", "help", "on", "resume", "bisect_exit"}
+    """Those that choose an exit status or another machine aside; `vllm` has what `--with` says."""
+    other = {"scenarios", "scenario_folders", "json", "help", "on", "resume", "bisect_exit", "with"}
     parsers = vars(parser("run"))["_subparsers"]._group_actions[0].choices["run"]._actions
     options = {action.dest for action in parsers} - other
     names = set(inspect.signature(vllm_repro.run).parameters) - {"scenario"}
