@@ -42,6 +42,7 @@ from vllm_repro_diagnosis.outside import Meaning, names_other_only
 from vllm_repro_diagnosis.root_cause import Root, find_root
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
+    ERRORS,
     UNCAUGHT,
     Frame,
     OpenTraceback,
@@ -191,7 +192,7 @@ def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
     """Return the diagnosis of one life of a server, by the first rule that applies.
 
     A log among prose or bare lines is also judged as a pasted text: the richer answer counts. This
-    ends the reading of `life`: feed it no more lines. The diagnosis lacks its `evidence`.
+    ends the reading of `life`: feed it no more lines. The diagnosis lacks `evidence` and `deaths`.
     """
     life.finish()
     inside = life.cut_inside  # before the tracebacks are closed
@@ -213,7 +214,6 @@ def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
     diagnosis = max(diagnoses, key=_richness)
     return replace(
         diagnosis,
-        deaths=int(bool(diagnosis.died)),
         vllm_version=life.boot.facts().vllm_version,
         usage=life.usage,
         connector=life.connector,
@@ -247,18 +247,19 @@ def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
     if not diagnosis.died:
         return diagnosis
     root = diagnosis.root
+    ends = (case.life.first[kind] for kind in _ENDS if kind in case.life)
+    end, time = min(((sign.line, sign.time) for sign in ends), default=(0, ""))
     if root is not None and root.of_unknown_cause:
-        early = "start" in root.message or "init" in root.message
+        end = end or root.raised.first_line
+        early = Phase.BOOT if "start" in root.message or "init" in root.message else None
         why = "The engine did not come up" if early else "The engine died"
         suffix = _signal_suffix(root.message)
         missing = "" if suffix else "; the root cause is not in this part of the log"
         why = f"{why}{missing}: {_named(root)}{suffix}."
-        diagnosis, root = replace(diagnosis, why=why, root=None), None
-        diagnosis = replace(diagnosis, phase=Phase.BOOT) if early else diagnosis
-    ends = [case.life.first[kind] for kind in _ENDS if kind in case.life]
-    end = min(ends, key=lambda sign: sign.line, default=Sign(0, ""))
+        diagnosis = replace(diagnosis, why=why, root=None, phase=early or diagnosis.phase)
+        root = None
     if root is not None:
-        end = Sign(root.raised.first_line, "", root.raised.time or end.time)
+        end, time = root.raised.first_line, root.raised.time or time
     causes = [(raised.first_line, raised.message) for raised in case.raised if raised.native]
     signs = [
         case.life.first[kind] for kind in (*_CAUSES, SignKind.NATIVE_CRASH) if kind in case.life
@@ -267,12 +268,10 @@ def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
     causes += [(sign.line, sign.text) for sign in signs if not sign.text.startswith(THROWN)]
     line, text = min(causes, default=(0, ""))
     why = diagnosis.why
-    if line and text.rstrip(":") not in why and (root is None or line < end.line):
+    if text.removesuffix(":") not in why and (root is None or line < end):
         quote = text.partition(_BREAK)[0][:_QUOTE]
         why = f"{why.rstrip('.')}. Line {line_in_file(line)} explains it: {quote}"
-    return replace(
-        diagnosis, why=why, line=diagnosis.line or line_in_file(end.line) or None, time=end.time
-    )
+    return replace(diagnosis, why=why, line=diagnosis.line or line_in_file(end) or None, time=time)
 
 
 _BREAK = "\n"
@@ -309,9 +308,9 @@ def _left_the_engine(case: _Case) -> bool:
     return cause is not None and cause.from_engine and _leaves(cause)
 
 
-def _died(why: str, root: Root | None = None, phase: Phase | None = None) -> Diagnosis:
+def _died(why: str, root: Root | None = None) -> Diagnosis:
     """Return the diagnosis that the engine died, with the reason as a sentence."""
-    return Diagnosis(died=True, why=why, root=root, phase=phase)
+    return Diagnosis(died=True, why=why, root=root)
 
 
 def _lives(why: str, phase: Phase | None = None, *, open_end: bool = False) -> Diagnosis:
@@ -437,10 +436,10 @@ def _crash(case: _Case, crash: Sign, root: Root | None = None) -> Diagnosis:
 
     Undecided if the text names another program and shows no server.
     """
-    text = _named(root) if root is not None and root.raised.native else crash.text
+    text = _named(root) if root and root.raised.native else crash.text.removesuffix(":")
     if not case.life.is_server and names_other_only("\n".join(case.life.prose)):
-        return _undecided(f"A process crashed that may be another program's: {text.rstrip(':')}")
-    return _died(f"A process crashed in native code: {text.rstrip(':')}", root)
+        return _undecided(f"A process crashed that may be another program's: {text}")
+    return _died(f"A process crashed in native code: {text}", root)
 
 
 def _silent_end(case: _Case) -> Diagnosis | None:
@@ -582,7 +581,7 @@ def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
     """
     return (
         is_core(raised.process, raised.source)
-        and raised.level in ("ERROR", "CRITICAL")
+        and raised.level in ERRORS
         and not _of_one_call(raised)
         and raised.first_line > case.life.survived_until
     )
@@ -602,7 +601,8 @@ def _failed_script(case: _Case) -> Diagnosis | None:
     """
     life = case.life
     server = life.ready or any(name.startswith(API_SERVERS) for name in life.pids.values())
-    of_engine = case.cause is not None and not _of_script(case.cause.raised)
+    cause = case.cause
+    of_engine = cause is not None and cause.from_engine and not _of_script(cause.raised)
     if server or of_engine or case.engine_missing is None:
         return None
     if life.offline and life.prompts_open is False and not case.raised:
@@ -626,10 +626,10 @@ def _of_script(raised: Raised) -> bool:
     named = raised.process and not raised.process.startswith("rank")
     if raised.level or named or _in_vllm(raised) or raised.reports_dead_engine:
         return False
-    if raised.functions[:1] in (("<module>",), ("_run_module_as_main",)):
-        return True
     # a file of the user's has no package, and a process of the engine begins in a library
-    return bool(raised.frames) and "/" not in raised.frames[0].file
+    return raised.functions[:1] in (("<module>",), ("_run_module_as_main",)) or (
+        bool(raised.frames) and "/" not in raised.frames[0].file
+    )
 
 
 _ALONE = "An exception without its log does not show whether an engine died"
@@ -680,7 +680,7 @@ def _pasted(case: _Case) -> Diagnosis | None:
         return None
     if not life.of_vllm and _PLACEHOLDER.search("\n".join(life.prose)):
         return _undecided("This text describes errors with placeholders, and is no log of one.")
-    if script := _failed_script(replace(case, root=None)):
+    if script := _failed_script(case):
         return script
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _crash(case, crash, root)
@@ -831,8 +831,11 @@ def _stopped(case: _Case) -> Diagnosis | None:
             "This log holds only the end of a shutdown; why the server stopped came before."
         )
     cause, error = case.cause, life.first.get(SignKind.ERROR)
-    ends = cause is not None and not _of_one_call(cause.raised)
-    if cause is not None and ends and life.survived_until < cause.raised.first_line:
+    if (
+        cause is not None
+        and not _of_one_call(cause.raised)
+        and life.survived_until < cause.raised.first_line
+    ):
         error = error or Sign(cause.raised.first_line, _named(cause))
     if (
         error is not None
@@ -874,7 +877,7 @@ def _open_end(case: _Case) -> Diagnosis:
         return _by_exception(None, why, case.root)
     if (life.ready or life.booted) and not (late and cause and cause.raised.native):
         return _silence(case)
-    if cause is not None and (life.ready or life.booted or not case.paste):
+    if cause is not None:
         if not cause.raised.level and MAIN.intersection(cause.raised.functions):
             return _by_exception(True, "An exception left an engine's main function", cause)
         why = "The engine raised an exception, and this log does not show what followed"
@@ -917,7 +920,7 @@ def _silence(case: _Case) -> Diagnosis:
         return _lives("Nothing in this log shows that the engine died.", open_end=True)
     ended, dump = map(life.first.get, (SignKind.PROGRAM_ENDED, SignKind.DUMP))
     last, where = life.last_line, ""
-    if life.ready and not life.offline and ended and last and last.number < ended.line:
+    if life.ready and not life.offline and ended and last and last.number <= ended.line:
         return replace(
             _undecided(
                 "The server ended without a shutdown, as what cleans up after it shows: "
@@ -996,7 +999,7 @@ def _named(root: Root | None) -> str:
     if root is None:
         return "the exception behind it is not in this log"
     first, told = root.message.strip().partition("\n")[0], telling_line(root.message)
-    first = first if told == first else f"{first.rstrip(':')}: {told}"
+    first = first if told == first else f"{first.removesuffix(':')}: {told}"
     short = first if len(first) <= 160 else first[:159] + "…"
     name = bare_name(root.raised.exception)
     if not root.class_known:
@@ -1026,7 +1029,8 @@ def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
     None if neither shows it.
     """
     life = case.life
-    links = () if diagnosis.root is None else diagnosis.root.printed.links
+    root = diagnosis.root
+    links = () if root is None or _of_script(root.raised) else root.printed.links
     functions = _names_in(links)
     if diagnosis.died:
         # another exception of the engine may show what it did, such as a wrapper's

@@ -18,7 +18,7 @@ from vllm_repro_diagnosis.log_text import Line
 API_SERVERS = ("APIServer", "ApiServer")
 ENGINE_CORES = ("EngineCore", "DPEngineCore")
 ENGINE_NAMES = (*ENGINE_CORES, "Worker", "VllmWorker", "RayWorker")
-_ERRORS = ("ERROR", "CRITICAL")
+ERRORS = ("ERROR", "CRITICAL")
 _MAX_MESSAGE_LINES = 40
 """Most lines of an exception's message; further ones belong to the rest of the log."""
 
@@ -541,7 +541,7 @@ class Finder:
             transcript.block = _Block(line=line, headline=UNCAUGHT)
             transcript.block.take(uncaught[1], uncaught[2])
             return
-        by_engine = line.level in _ERRORS and (
+        by_engine = line.level in ERRORS and (
             line.process.startswith(ENGINE_NAMES) or is_core(line.process, line.source)
         )
         bare = not line.source or line.has_other_format or by_engine

@@ -219,6 +219,7 @@ def diagnosed(row: str) -> str:
     facts = [
         *(DIED[diagnosis.died], diagnosis.phase, diagnosis.exception, inner(diagnosis)),
         *("worker lost" * diagnosis.lost_worker, "open" * diagnosis.open_end),
+        *(f"line {diagnosis.line}" * bool(diagnosis.line), diagnosis.time),
     ]
     return f"{', '.join(filter(None, facts))}: {diagnosis.why}"
 
