@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -248,8 +249,15 @@ def test_a_failure_that_ends_in_all_its_cases_is_fixed() -> None:
         (result("a"), result("b")),
     )
     key = key_of(Finding(kind=FindingKind.CORRUPTED, site="a"), drawn().case)
-    assert counted([ends] * 5).fixed == [key]
-    assert counted([ends] * 4).fixed == []
+    assert counted([ends] * 10).fixed == [key]
+    assert counted([ends] * 9).fixed == []
+    near = counted([ends] * 2)
+    for number in range(20):  # all near two cases
+        near.count(replace(drawn(number), varied=True), *ends)
+    assert (near.fixed, near.partly) == ([], [key])
+    moved = counted([ends] * 10)
+    moved.count(drawn(11, asynchronous=True), result(), result("a"))
+    assert (moved.fixed, moved.partly) == ([], [key])
     half = counted([ends] * 40 + [stays] * 3)
     assert (half.fixed, half.partly) == ([], [key])
     hidden = counted([other] * 6)

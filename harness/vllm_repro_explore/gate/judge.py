@@ -31,8 +31,15 @@ def key_of(finding: Finding, case: Case) -> Key:
     return finding.kind, finding.site, ", ".join(true_texts(server))
 
 
-ENOUGH_ENDED = 5
-"""Cases of a known failure that must end, before a change is said to fix it."""
+_ENDED = 10
+_APART = 3
+"""Cases of a known failure that must end, and of them unvaried ones, before a change fixes it.
+
+By another order of valid choices a case ends as often as one comes up: all of 10 would by 1 in
+1000. Variations lie near a few cases.
+"""
+_HIDDEN = 5
+"""Cases in which a known failure becomes another one, before a change is said to hide it."""
 _SURE = 0.001
 """Chance that as many cases fail newly, if as many as those end by chance."""
 _SLOWER = 1.10
@@ -83,8 +90,9 @@ class Pairs:
 
     @property
     def fixed(self) -> bool:
-        """Return True if it ends in 5 or more cases, and none keeps it, changes it or gets it."""
-        return self.ended >= ENOUGH_ENDED and not (self.stays or self.other or self.new)
+        """Return True if it ends in 10 or more cases, and none keeps it, changes it or gets it."""
+        enough = self.ended >= _ENDED and self.fresh_base >= _APART
+        return enough and not (self.stays or self.other or self.new)
 
     @property
     def worse(self) -> bool:
@@ -177,8 +185,12 @@ class Score:
 
     @property
     def fixed(self) -> list[Key]:
-        """Return the findings that end in 5 or more cases, and in none stay, change or come up."""
-        return [key for key, pairs in self.pairs.items() if pairs.fixed]
+        """Return the findings that end in 10 or more cases, and in none stay, change or come up.
+
+        Nor may one come up on another server: it would have moved there.
+        """
+        moved = {key[:2] for key, pairs in self.pairs.items() if pairs.new}
+        return [key for key, pairs in self.pairs.items() if pairs.fixed and key[:2] not in moved]
 
     @property
     def partly(self) -> list[Key]:
@@ -186,8 +198,8 @@ class Score:
         return [
             key
             for key, pairs in self.pairs.items()
-            if not pairs.fixed
-            and (pairs.better or (pairs.other >= ENOUGH_ENDED and not pairs.stays))
+            if key not in self.fixed
+            and (pairs.better or (pairs.other >= _HIDDEN and not pairs.stays))
         ]
 
     def differences(self) -> list[str]:
