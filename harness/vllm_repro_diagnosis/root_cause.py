@@ -147,7 +147,8 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: float 
     told = [each for each in candidates if not _by_torch(each)]
     if not told:
         return None
-    main = _starting_exception(told)
+    late = [each for each in told if each.first_line > survived and each.frames]
+    main = _starting_exception([each for each in late if not _of_termination(each)] or told)
     fresh = [each for each in told if each is main or _is_fresh(each, survived)]
     root = _behind_wrapper(main, candidates, fresh)
     if any(text in root.message for text in _CONSEQUENCES) or _misses_output(root.raised):
