@@ -188,9 +188,10 @@ class ProcessReading:
         return bool(self.main) and all(functions & stack.functions for stack in self.main)
 
     def always_at(self, files: Sequence[str]) -> bool:
-        """Return True if each stack of its main thread is in the files, by its innermost frame.
+        """Return True if the innermost vLLM or torch frame of each main-thread stack is in `files`.
 
-        Only frames of vLLM and torch count. files: how their paths begin. False without a stack.
+        files: path prefixes, as in `vllm/v1/core/`. False without a stack, or if one has no such
+        frame.
         """
         inner = [
             next(

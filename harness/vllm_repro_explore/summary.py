@@ -154,7 +154,7 @@ def case_lines(case: Case) -> list[str]:
 
 
 def _unusual(setup: Setup) -> tuple[str, ...]:
-    """Return in words the server flags of a case that are not the usual ones."""
+    """Return in words the unusual settings of a case: of its server, transfers and operations."""
     operations = " and ".join(f"{what} at step {step}" for step, what in setup.ops)
     sentences = {
         setup.connector: setup.connector,

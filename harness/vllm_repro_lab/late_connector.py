@@ -94,9 +94,10 @@ class LateConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]  # a
         return begun
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict[str, Any] | None]:
-        """Begin the save, or the load after the request's end, that the request asks for.
+        """Begin what the request asks for at its end: a save, a load that ends later, or both.
 
-        Return (True, None) for a save: the blocks stay until it is reported. Else (False, None).
+        Return (True, None) for a save: vLLM then keeps the blocks until the save is reported done.
+        Else (False, None), as always with `echo`.
         """
         self._seen.discard(request.request_id)
         if "load_after_end" in _asked(request):

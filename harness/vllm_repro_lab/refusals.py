@@ -152,10 +152,10 @@ def refuse(error: Exception) -> NoReturn:
 
 
 def _check_indices(name: str, args: tuple[Any, ...]) -> None:
-    """Raise CUDA's error for indices of a device tensor that CUDA copies or waits for.
+    """Raise CUDA's error for indexing refused in graph capture: by a host tensor, or by a mask.
 
-    CUDA copies an index on the host, and counts the true places of a mask first. Allowed are masks
-    alone in an assignment of a single number. name, args: of the operator.
+    CUDA would copy a host tensor, and wait to count a mask's true values. Masks alone may be used
+    to assign one number. name, args: of the operator, on a device tensor.
     """
     indices = [index for index in args[1] if index is not None]
     masks = [index.dtype in (torch.bool, torch.uint8) for index in indices]

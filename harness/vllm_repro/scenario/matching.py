@@ -245,7 +245,7 @@ def standstills(finding: Finding, reading: Reading, scenarios: Sequence[Scenario
 
 
 def twins(scenario: Scenario, scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """Return the scenarios that declare this one's signature as theirs (`same_death_as`)."""
+    """Return the scenarios whose `same_death_as` names this one: they share its signature."""
     return [other for other in scenarios if other.same_death_as == scenario.id]
 
 

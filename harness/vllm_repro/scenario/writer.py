@@ -65,8 +65,8 @@ class ScenarioWriter:
 def literal(value: Any) -> str:
     """Return data as Python source in one line.
 
-    value: a string, number or `Source`, or lists and dictionaries of them. Anything else is written
-    as the string that it prints.
+    value: strings, numbers, None, lists and dictionaries, nested at will. A `Source` is copied as
+    it is; any other object becomes the string `str(value)`, quoted.
     """
     if isinstance(value, Source):
         return value.text

@@ -147,7 +147,7 @@ def edited_command(
     """Return the command of `arm` on servers of `kind`, its tiny model, and that model's edits.
 
     Flags that every server gets, such as `--port`, are not in it. The tiny model is None if there
-    is none; its folder is made as by `weights_for`.
+    is none. Outside the lab, its folder is made on first use.
     """
     if kind.facts.in_lab and scenario.lab is not None:
         return (

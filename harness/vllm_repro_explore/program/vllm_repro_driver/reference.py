@@ -105,10 +105,10 @@ def _block(table: Any, at: int, size: int) -> Any:
 def attend_in(
     memory: Any, table: Any, size: int, current: Numbers, start: int, window: int, layer: int
 ) -> Numbers:
-    """Do what `attend` does with a cache in blocks of `size` positions.
+    """Return the states after an attention layer that reads a KV cache in blocks. See `attend`.
 
-    memory: the cache of a layer. table: the request's blocks in it; a position beyond them is read
-    in the last one.
+    memory: the layer's cache. table: the request's blocks; positions past them are read in the last
+    one. size: positions in a block.
     """
     first = max(0, start - window + 1) if window else 0
     read = np.empty(start + len(current) - first, dtype=np.uint64)
