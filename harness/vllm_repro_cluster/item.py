@@ -57,7 +57,10 @@ It removes them before it starts a server.
 
 @dataclass(frozen=True, kw_only=True)
 class Rank:
-    """One further node of a server on several nodes: its rank, arm and meeting address."""
+    """A node after the first, of a server on several: its rank, arm and where the nodes meet.
+
+    arm: None only to fetch what the servers of the run need.
+    """
 
     rank: int
     # None: only fetch what the arm's servers need

@@ -353,8 +353,9 @@ class ServerLife:
             self._take(self._doubtful.popleft())
 
     def _is_doubtful(self, line: Line) -> bool:
-        """Return True if the line may be quoted: its process never logged before, or has no name.
+        """Return True if the line may come from a log that a prompt quotes, not from this server.
 
+        It has a process with a pid that never logged before, or no process and not uvicorn's form.
         False before the server is ready, and if its boot is not in this log.
         """
         if not self.ready or not self.booted or self.first_engine_line is None:

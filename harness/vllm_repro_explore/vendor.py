@@ -45,7 +45,10 @@ def vendor(folder: Path) -> list[Path]:
 
 
 def modules() -> dict[str, str]:
-    """Return the text of each module of the folder by its name, with relative imports."""
+    """Return the text of each module that `vendor` writes, by name, with its imports made relative.
+
+    The name has no ".py".
+    """
     texts: dict[str, str] = {}
     waiting = {"test_search": _TEST, **{path.stem: path for path in _STARTED}}
     while waiting:

@@ -339,9 +339,9 @@ def _assignment(lines: Sequence[str], at: int) -> tuple[re.Match[str] | None, in
 
 
 def _set(variables: Variables, setting: re.Match[str], *, certain: bool) -> None:
-    """Set a variable as the shell does.
+    """Set a shell variable, in place of a value that the issue's prose states.
 
-    certain: it is set in every run, not in a branch. If not, only forget what prose states of it.
+    certain: False in a branch or loop, which may not run: then only drop the value of the prose.
     """
     name, value = setting["name"], setting["value"]
     exported, before = variables.get(name, (None, ""))

@@ -70,7 +70,10 @@ class Answer:
 
     @property
     def empty(self) -> bool:
-        """Return True for a success without text or tokens, unless `finish_reason` is `WHOLE`."""
+        """Return True for a success without text or tokens.
+
+        A complete answer without choices, such as an embedding, is not empty.
+        """
         counted = self.usage.completion_tokens if self.usage else 0
         content = self.text or counted or self.finish_reason == WHOLE
         return self.status == 200 and self.error is None and not content

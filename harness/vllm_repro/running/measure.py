@@ -256,11 +256,12 @@ class TrialMeasurer:
                 await self._measure_point(point, rounds, time.monotonic() + share, ends)
 
     async def _measure_point(self, point: Point, rounds: int, due: float, ends: float) -> None:
-        """Measure one point of a load: rounds to warm up, then the rounds that count.
+        """Measure one point of a load: warm up, then measure until `rounds` rounds count.
 
-        Write each round that counts, and the point, to the journal. due, ends: times of the
-        monotonic clock. Rounds beyond the fewest that give a figure begin only if they should be
-        over by `due`.
+        A round in which the client was late does not count and is measured again, up to twice
+        `rounds` in all. Write each round after the warm-up, and the point, to the journal. due,
+        ends: times of the monotonic clock. Rounds beyond the fewest that give a figure begin only
+        if they should be over by `due`.
 
         Raises `_StoppedError` if the fewest rounds would not be over by `ends`, or a request
         failed.

@@ -177,9 +177,10 @@ def _request_result(
 def _listed_twice(
     prompt: int, answer: int, blocks: int, groups: tuple[Group, ...], batch: int
 ) -> int:
-    """Return `BlockPool.listed_twice` for a request, from a cache of results.
+    """Return from a cache how many blocks of a request one connector store lists twice, at most.
 
-    prompt, answer: tokens. blocks: of the GPU's pool. batch: most tokens in one step.
+    prompt, answer: tokens. blocks: of the GPU's pool. batch: most tokens in one step. See
+    `BlockPool.listed_twice`.
     """
     return BlockPool(blocks, groups, batch).listed_twice(prompt, answer)
 

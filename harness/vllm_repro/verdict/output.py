@@ -409,9 +409,9 @@ _COMPARED = (Probe.WORKLOAD, Probe.BURST, Probe.BURST_CACHED)
 def _compare_with(
     alone: Sequence[OutputSample], answer: OutputSample, clear: float
 ) -> OutputComparison:
-    """Compare an answer with those to the same prompt alone.
+    """Compare an answer with those to the same prompt sent alone, at the first different token.
 
-    clear: least sum of margins, in nats, for a difference to count.
+    clear: the difference counts if both tokens' leads over their next best add up to this, in nats.
     """
     if not _have_token_ids(answer, *alone):
         return OutputComparison(unknown="this server returns no token ids")
@@ -438,9 +438,9 @@ def _margin(answer: OutputSample, at: int) -> float:
 
 
 def _rounding(alone: Sequence[OutputSample]) -> float:
-    """Return the largest change of a token's margin that the prefix cache caused, in nats.
+    """Return the most, in nats, by which the prefix cache changed a token's lead on the next best.
 
-    alone: answers to one prompt. 0 if one with or without the cache is missing.
+    alone: answers to one prompt, with and without the cache. 0 if either is missing.
     """
     first, cached = _answer_to(Probe.ALONE, alone), _answer_to(Probe.CACHED, alone)
     if first is None or cached is None:

@@ -349,7 +349,10 @@ class ThroughputChange(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """Ratio of the medians of output tokens per second, arm over baseline."""
+    """Ratio of the medians of output tokens per second, arm over baseline.
+
+    low, high: its 95 % interval. n, boots: rounds and trials of the arm that has fewer.
+    """
 
     ratio: float
     # 95 % bootstrap interval

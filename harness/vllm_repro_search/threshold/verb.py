@@ -87,7 +87,7 @@ class ThresholdBoot(ArmBoot, frozen=True, kw_only=True):
 
     @property
     def tested(self) -> bool:
-        """Return True if at least one prompt counts."""
+        """Return True if at least one prompt has a result, even a skip."""
         return bool(self.probes)
 
 
