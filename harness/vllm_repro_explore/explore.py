@@ -400,6 +400,13 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
+_OF_A_SEARCH = (
+    *("scenario", "engine", "json", "mix", "arm", "vllm", "with", "patch", "seeds", "first"),
+    *("go_on", "most", "boot"),
+)
+"""Arguments that only a search has."""
+
+
 def _check(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` for options that exclude each other, or that need another one."""
     leave_out, patches = "leave one of them out", arguments.patch or []
@@ -416,9 +423,9 @@ def _check(arguments: argparse.Namespace) -> None:
         ),
         (patches and arguments.jobs > 1, "--jobs is for a search without --patch", leave_out),
         (
-            arguments.vendor and (arguments.scenario or arguments.engine or arguments.json),
-            "--vendor goes without SCENARIO, --engine and --json",
-            leave_out,
+            arguments.vendor and any(vars(arguments)[name] for name in _OF_A_SEARCH),
+            "--vendor writes the search, and goes without SCENARIO and the options of a search",
+            "vllm-repro explore --vendor tests/v1/search",
         ),
         (
             not arguments.vendor and bool(arguments.scenario) is arguments.engine,

@@ -10,11 +10,14 @@ import ast
 import re
 from pathlib import Path
 
+from vllm_repro.errors import UsageError
 from vllm_repro.report.files import write_file
 from vllm_repro_explore.driver import PROGRAM, driver_model, mamba_model
 
 _HARNESS = Path(__file__).resolve().parents[1]
 _TEST = _HARNESS / "vllm_repro_explore" / "vendored_search.py"
+_TEST_NAME = "test_search"
+_HINT = "name a new folder: vllm-repro explore --vendor tests/v1/search"
 _README = _TEST.with_name("templates") / "vendored.md"
 _STARTED = [PROGRAM / "vllm_repro_driver" / name for name in ("serve.py", "sync_loads.py")]
 """Modules that another program starts or imports by name: `test_search`, and vLLM."""
@@ -26,7 +29,16 @@ _HEADER = """\
 
 
 def vendor(folder: Path) -> list[Path]:
-    """Write the search's files to a folder, and return them. A known.json that is there stays."""
+    """Write the search's files to a folder, and return them. A known.json that is there stays.
+
+    Raises `UsageError` if other files are there, or if the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make {folder}: {error.strerror}", hint=_HINT) from error
+    if any(folder.iterdir()) and not (folder / f"{_TEST_NAME}.py").exists():
+        raise UsageError(f"{folder} has other files, which would be replaced", hint=_HINT)
     texts = {
         "README.md": _README.read_text(encoding="utf-8"),
         **({} if (folder / "known.json").exists() else {"known.json": "[]\n"}),
@@ -50,7 +62,7 @@ def modules() -> dict[str, str]:
     The name has no ".py".
     """
     texts: dict[str, str] = {}
-    waiting = {"test_search": _TEST, **{path.stem: path for path in _STARTED}}
+    waiting = {_TEST_NAME: _TEST, **{path.stem: path for path in _STARTED}}
     while waiting:
         name, path = waiting.popitem()
         texts[name], imported = _with_relative_imports(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -21,7 +22,8 @@ import pytest
 from vllm_repro_explore.case import Case, Request, Setup
 from vllm_repro_explore.case_process import ENVIRONMENT, CaseProcess
 from vllm_repro_explore.draw import MIXES, draw
-from vllm_repro_explore.search import Found, search
+from vllm_repro_explore.finding import PlayResult
+from vllm_repro_explore.search import Found, Play, search
 
 FOLDER = Path(__file__).resolve().parent
 SECONDS = float(os.environ.get("SEARCH_SECONDS", "60"))
@@ -34,7 +36,7 @@ JOBS = int(os.environ.get("SEARCH_JOBS", min(4, os.cpu_count() or 1)))
 """Processes that play cases."""
 CASES = [
     *sorted(FOLDER.glob("cases/*.json")),
-    *map(Path, os.environ.get("SEARCH_CASE", "").split()),
+    *[Path(name) for name in [os.environ.get("SEARCH_CASE", "")] if name],
 ]
 """Files for `test_case`: a case as JSON, or a finding that has it as `case`."""
 
@@ -82,6 +84,11 @@ def _within(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() < until
 
 
+def _play_if(in_time: Callable[[], bool], play: Play, case: Case) -> PlayResult:
+    """Play a case; once the time is over, return that nothing is found in it."""
+    return play(case) if in_time() else PlayResult()
+
+
 def _unusual(record: Setup | Request, plain: Setup | Request) -> dict[str, Any]:
     """Return the fields of a record that differ from those of a plain one."""
     return {name: value for name, value in asdict(record).items() if value != getattr(plain, name)}
@@ -106,12 +113,14 @@ def test_search(processes: list[CaseProcess], tmp_path: Path) -> None:
         list(pool.map(lambda play: play(draw(1, "plain")), players))
     tally = search(players, _cases(), go_on=_within(SECONDS), budget=0)
     print(f"{tally.trials} cases, {tally.steps} steps, {len(tally.hits)} findings")
+    assert tally.trials, "no case was played: SEARCH_SEEDS or SEARCH_SECONDS leaves none"
     assert tally.trials > tally.invalid, f"vLLM refused all cases: {dict(tally.why_invalid)}"
     new = {key: hit for key, hit in tally.hits.items() if (key[0].value, key[1]) not in listed}
+    in_time = _within(SECONDS)
     smallest = search(
-        players,
+        [partial(_play_if, in_time, play) for play in players],
         [(hit.seed, hit.case) for hit in new.values()],
-        go_on=_within(SECONDS),
+        go_on=in_time,
         on_runner=[partial(process.play, worker="runner") for process in processes],
     )
     lines = [f"{len(new)} findings that known.json does not list", ""]
@@ -119,10 +128,11 @@ def test_search(processes: list[CaseProcess], tmp_path: Path) -> None:
         finding = _as_json(smallest.hits.get(key, hit))
         file = tmp_path / f"{number}-{finding['kind']}.json"
         file.write_text(json.dumps(finding, indent=1) + "\n", encoding="utf-8")
+        again = ["env", f"SEARCH_CASE={file}", sys.executable, "-m", "pytest", __file__]
         lines += [
             f"{finding['kind']}: {finding['site']}",
             *(f"  {name}: {json.dumps(value)}" for name, value in finding.items()),
-            f"  again: SEARCH_CASE={file} {sys.executable} -m pytest {__file__} -k test_case",
+            f"  again: {shlex.join(again)}",
             "",
         ]
     if new:

@@ -56,6 +56,15 @@ def test_the_folder_imports_vllm_and_itself_alone(folder: Path) -> None:
     assert (folder / "known.json").read_text(encoding="utf-8") == "[1]"
 
 
+def test_no_other_file_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").write_text("mine", encoding="utf-8")
+    for name in ("", ".", "README.md", "README.md/x"):
+        assert main(["explore", "--vendor", name]) == 64
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == "mine"
+
+
 def output_of(folder: Path, **variables: str) -> str:
     """Run the folder's tests over the fake program; return their output."""
     (folder / "serve.py").write_text(SERVE, encoding="utf-8")
@@ -74,7 +83,8 @@ def test_a_finding_fails_with_its_smallest_case_until_it_is_listed(folder: Path)
     assert "18 cases, 54 steps, 1 findings" in output
     assert "death: AssertionError in popleft_n (vllm/v1/core/kv_cache_utils.py): " in output
     assert '"waves": [[{"prompt": 41, "answer": 1' in output
-    command = output.partition("again: SEARCH_CASE=")[2].split()
+    assert "no case was played" in output_of(folder, SEARCH_SECONDS="0")
+    command = output.partition("again: env SEARCH_CASE=")[2].split()
     finding = json.loads(Path(command[0]).read_text(encoding="utf-8"))
     (folder / "known.json").write_text(json.dumps([finding]), encoding="utf-8")
     (folder / "cases").mkdir()

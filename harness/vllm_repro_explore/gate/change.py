@@ -100,11 +100,14 @@ class Change:
 
 
 class UnfitError(Exception):
-    """A change that cannot be played. broken: its own code is at fault."""
+    """A change that does not apply or cannot be imported.
 
-    def __init__(self, why: str, *, broken: bool = False) -> None:
+    broken: its own code is at fault. base: version of the vLLM that it is compared with.
+    """
+
+    def __init__(self, why: str, *, base: str, broken: bool = False) -> None:
         super().__init__(why)
-        self.broken = broken
+        self.base, self.broken = base, broken
 
 
 def read_change(text: str, base: Source | None, progress: Progress) -> Change:
@@ -190,7 +193,9 @@ def _of_diff(path: Path, name: str, source: Source, progress: Progress) -> Chang
         old = patched.source_file.removeprefix("a/") if patched.is_rename else patched.path
         before = None if patched.is_added_file else _text(base, old)
         if before is None and not patched.is_added_file:
-            raise UnfitError(f"the diff does not apply: vLLM {base.version} has no {old}")
+            raise UnfitError(
+                f"the diff does not apply: vLLM {base.version} has no {old}", base=base.version
+            )
         after = None if patched.is_removed_file else _applied(patched, before or "", base.version)
         if patched.is_rename:
             files.append(ChangedFile(name=old, before=before, after=None))
@@ -234,7 +239,8 @@ def _applied(patched: PatchedFile, text: str, version: str) -> str:
         if at is None:
             raise UnfitError(
                 f"the diff does not apply to vLLM {version}: hunk {number} of {patched.path},"
-                f" at line {hunk.source_start}"
+                f" at line {hunk.source_start}",
+                base=version,
             )
         lines[at : at + len(was)] = now
         shift = at + len(now) - len(was) - max(0, hunk.source_start - 1)
@@ -272,7 +278,9 @@ def _checked(
         try:
             ast.parse(file.after or "", filename=file.name)
         except SyntaxError as error:
-            raise UnfitError(f"{file.name}:{error.lineno}: {error.msg}", broken=True) from error
+            raise UnfitError(
+                f"{file.name}:{error.lineno}: {error.msg}", base=base.version, broken=True
+            ) from error
     return Change(name=name, base=base, changed=changed, files=files, unplayed=unplayed)
 
 

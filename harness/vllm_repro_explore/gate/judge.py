@@ -61,12 +61,12 @@ class Drawn:
     case: Case
     # mix or scenario
     origin: str
-    # seed of the mix; of a varied case that of the gate's own random numbers
+    # number of the case, a seed; of a varied case that of the gate's own random numbers
     seed: int
     varied: bool = False
 
     def __str__(self) -> str:
-        return f"{'near a case' if self.varied else f'seed {self.seed}'} of {self.origin}"
+        return f"{'near a case' if self.varied else f'case {self.seed}'} of {self.origin}"
 
 
 @dataclass(kw_only=True)
@@ -184,22 +184,28 @@ class Score:
         return None
 
     @property
+    def _come_up(self) -> set[tuple[FindingKind, str]]:
+        """Return kind and site of the findings that a case shows with the change alone."""
+        return {key[:2] for key, pairs in self.pairs.items() if pairs.new}
+
+    @property
     def fixed(self) -> list[Key]:
         """Return the findings that end in 10 or more cases, and in none stay, change or come up.
 
         Nor may one come up on another server: it would have moved there.
         """
-        moved = {key[:2] for key, pairs in self.pairs.items() if pairs.new}
+        moved = self._come_up
         return [key for key, pairs in self.pairs.items() if pairs.fixed and key[:2] not in moved]
 
     @property
     def partly(self) -> list[Key]:
         """Return the findings that end in many cases, not in all, or that become other failures."""
+        moved = self._come_up
         return [
             key
             for key, pairs in self.pairs.items()
-            if key not in self.fixed
-            and (pairs.better or (pairs.other >= _HIDDEN and not pairs.stays))
+            if (pairs.better and (pairs.stays or pairs.other or key[:2] in moved))
+            or (pairs.other >= _HIDDEN and not pairs.stays)
         ]
 
     def differences(self) -> list[str]:

@@ -107,10 +107,10 @@ def imported_files(log: Path) -> set[str]:
     return set(imported(read_lines(log.read_bytes()))) if log.exists() else set()
 
 
-def play_first_case(player: Player, case: Case) -> None:
+def play_first_case(player: Player, case: Case, base: str) -> None:
     """Play a case on the changed tree; raise `UnfitError` if its vLLM cannot be imported.
 
-    Raises `Unsupported` or `InfraError` if the base cannot either.
+    Raises `Unsupported` or `InfraError` if the base cannot either. base: version of the base.
     """
     try:
         player.changed.play(case)
@@ -118,7 +118,9 @@ def play_first_case(player: Player, case: Case) -> None:
         player.base.play(case)
         why = str(error).partition("cannot be explored: ")[2] or str(error)
         lacks = "ModuleNotFoundError" in why and "'vllm" not in why
-        raise UnfitError(f"the changed vLLM cannot be imported: {why}", broken=not lacks) from error
+        raise UnfitError(
+            f"the changed vLLM cannot be imported: {why}", base=base, broken=not lacks
+        ) from error
 
 
 @dataclass(kw_only=True)

@@ -117,10 +117,10 @@ class GateResult:
             return Answer.BREAKS
         if self.unfit or self.change is None:
             return Answer.CANNOT_TELL
-        if self.score.fixed:
-            return Answer.FIXES
         if self.score.partly or (self.named and not self._base_fails):
             return Answer.CANNOT_TELL
+        if self.score.fixed:
+            return Answer.FIXES
         if self.change.only_words or self.ran_changed_code:
             return Answer.NO_DIFFERENCE
         return Answer.CANNOT_TELL

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from random import Random
 
 from vllm_repro.errors import UsageError
 from vllm_repro.scenario.catalogue import all_scenarios, find
 from vllm_repro_explore.case import Case
 from vllm_repro_explore.draw import MIXES, draw
 from vllm_repro_explore.gate.choose import Start
+from vllm_repro_explore.gate.vary import vary
 from vllm_repro_explore.scenario_setup import case_from, draw_for, setup_from
 
 _MORE = 0.15
@@ -39,9 +41,9 @@ def _draw_mix(mix: str, seed: int) -> Case:
     return draw(seed, mix, 0 if seed % 2 else _MORE)
 
 
-def _same(case: Case, _: int) -> Case:
-    """Return the same case for every seed; the chooser varies it."""
-    return case
+def _near(case: Case, seed: int) -> Case:
+    """Return the case for seed 1, and a variation of it for any other seed."""
+    return case if seed == 1 else vary(case, Random(seed))
 
 
 def starts_near(name: str) -> list[Start]:
@@ -65,7 +67,7 @@ def starts_near(name: str) -> list[Start]:
     starts = [Start(name=scenario.id, draw=partial(draw_for, setup))]
     with suppress(UsageError):
         case = case_from(scenario, arm)
-        starts.append(Start(name=f"{scenario.id}, its own workload", draw=partial(_same, case)))
+        starts.append(Start(name=f"{scenario.id}, its own workload", draw=partial(_near, case)))
     return starts
 
 
@@ -86,6 +88,6 @@ def _starts_of_findings(path: Path) -> list[Start]:
     if not cases:
         raise UsageError(f"{path} has no finding", hint="name another folder")
     return [
-        Start(name=f"{path.name}, finding {place}", draw=partial(_same, case))
+        Start(name=f"{path.name}, finding {place}", draw=partial(_near, case))
         for place, case in enumerate(cases, 1)
     ]

@@ -16,7 +16,6 @@ from vllm_repro.cli.common import add_common, duration, number, print_json
 from vllm_repro.cli.source_option import source
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.journal.redact import Redactor
-from vllm_repro.releases.known import NEWEST
 from vllm_repro.report.files import write_file
 from vllm_repro.running.folders import default_out, private_folders, stamped_folder
 from vllm_repro.running.terminal import Progress
@@ -121,8 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         gating = _Gate(change, arguments, folder, shown, starts)
         gating.play()
     except UnfitError as error:
-        base = gating.change.base.version if gating else str(arguments.base or NEWEST)
-        result = _unfit(arguments, base, error)
+        result = _unfit(arguments, error)
     except KeyboardInterrupt:
         if gating is None:
             raise
@@ -180,7 +178,7 @@ class _Gate:
         imported = partial(imported_files, self.folder / "changed.log")
         files = {name.partition("::")[0] for name in known}
         with players(change, self.folder, arguments.jobs) as threads:
-            play_first_case(threads[0], draw(1, "plain"))
+            play_first_case(threads[0], draw(1, "plain"), change.base.version)
             if not imported() and files.isdisjoint(file.name for file in change.files):
                 return
             self.gating = Gating(
@@ -221,8 +219,8 @@ def _general_starts(change: Change, known: ShareMap) -> list[Start]:
     return general_starts(shares(known, functions))
 
 
-def _unfit(arguments: argparse.Namespace, base: str, error: UnfitError) -> GateResult:
-    """Return the result for a change that cannot be played. base: the version of vLLM."""
+def _unfit(arguments: argparse.Namespace, error: UnfitError) -> GateResult:
+    """Return the result for a change that cannot be played."""
     return GateResult(
         change=None,
         named=arguments.fixes or "",
@@ -231,7 +229,7 @@ def _unfit(arguments: argparse.Namespace, base: str, error: UnfitError) -> GateR
         unfit=str(error),
         broken=error.broken,
         title=arguments.change,
-        base_version=base,
+        base_version=error.base,
     )
 
 
