@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "harness/vllm_repro": 13_000,
-    "harness": 27_090,
-    "tests": 19_110,
+    "harness": 27_120,
+    "tests": 19_150,
     "benchmarks": 1_380,
 }
 """Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500.

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from vllm_repro.releases.sources import WITH
 from vllm_repro.scenario.writer import ScenarioWriter, Source, command_text, one_a_line
 from vllm_repro_explore.case import Case, Request, Setup, beyond_scheduler, true_texts
 from vllm_repro_explore.finding import Finding, FindingKind, known
@@ -67,6 +68,7 @@ def draft(hit: Found, version: str) -> str:
     and `RESTLESS`.
     """
     finding, setup = hit.finding, hit.shrunk.setup
+    release = version.partition(WITH)[0]  # a status names no exchanged packages
     file, issue = ScenarioWriter(), re.search(r"vllm-project/vllm#\d+", known(hit.finding))
     sizes = {
         "heads": 4,
@@ -99,8 +101,8 @@ def draft(hit: Found, version: str) -> str:
         "command": command_text(_command(setup)),
         "model": file.block("Model", "tiny", **sizes, why=why),
         "needs": file.call("Needs", memory_gb=6),
-        "status": file.call("Status", bad=f"=={version}"),
-        "try_with": version,
+        "status": file.call("Status", bad=f"=={release}"),
+        "try_with": release,
         "workload": one_a_line([*_workload(file, hit.shrunk.waves), *rest]),
         "trigger": file.call("sent_with", "ignore_eos"),
         **_signature(file, finding),

@@ -370,7 +370,8 @@ class _Exploring:
         path = folder / f"{draft_id(hit.finding, self.version).replace('-', '_')}.py"
         name = shlex.quote(str(_write(path, draft(hit, self.version))))
         hang = " --answer-stall 60" if hit.finding.kind is FindingKind.STUCK else ""
-        return f"vllm-repro run {name} --server lab --vllm {self.version}{hang}"
+        vllm = shlex.quote(self.version)
+        return f"vllm-repro run {name} --server lab --vllm {vllm}{hang}"
 
 
 def _read_record(out: Path, version: str, search_fields: Mapping[str, Any]) -> Record:

@@ -293,6 +293,11 @@ def test_a_draft_expects_what_a_server_would_show(
     assert (scenario.signature is None) is (shows is not Expected.DIES)
 
 
+def test_a_draft_names_the_release_without_exchanged_packages() -> None:
+    scenario = drafted(found(alone(60)), "0.32.0 with a==1")
+    assert (scenario.status.bad, scenario.try_with) == ("==0.32.0", "0.32.0")
+
+
 def found(case: Case, outcome: PlayResult | None = None) -> Found:
     finding = (outcome or result_from({"death": POPLEFT})).worst
     assert finding is not None

@@ -123,6 +123,19 @@ def test_a_cell_has_its_sign_evidence_and_link(rows: dict[str, Bug]) -> None:
         assert (RESULTS / str(link.get("href"))).is_file()
 
 
+def test_a_release_with_exchanged_packages_is_not_that_release(tmp_path: Path) -> None:
+    kept = json.loads((REPORTS / "examples/versions/sco-hybrid/versions.json").read_bytes())
+    run = json.loads(next(REPORTS.glob("examples/*/report.json")).read_bytes())
+    for name, content in {
+        "examples/versions/sco-hybrid/versions.json": kept
+        | {"rows": [kept["rows"][0] | {"version": "0.24.0 with a==1"}]},
+        "examples/a/report.json": run | {"vllm_version": "0.24.0+with.a.1.h2"},
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    assert not any(bug.sightings for bug in bugs(tmp_path))
+
+
 def test_the_strongest_evidence_counts_then_the_latest(tmp_path: Path) -> None:
     source = REPORTS / "examples" / "versions" / "sco-hybrid" / "versions.json"
     kept = json.loads(source.read_text(encoding="utf-8"))

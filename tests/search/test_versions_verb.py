@@ -50,7 +50,7 @@ def test_releases_are_sorted_and_each_is_there_once() -> None:
 
 
 def test_a_component_is_mapped_from_old_to_new_at_each_release(tmp_path: Path) -> None:
-    (file := tmp_path / "c=1,2").touch()
+    (file := tmp_path / "c=1,2.whl").touch()
     mapped = with_each(("0.9.2", "0.10.0"), ["a=1.10,1.9, 1.9.post1", "b==2", f"{file}"])
     assert [text.partition(" with b")[0] for text in mapped[:4]] == [
         "0.9.2 with a==1.9",
@@ -59,6 +59,7 @@ def test_a_component_is_mapped_from_old_to_new_at_each_release(tmp_path: Path) -
         "0.10.0 with a==1.9",
     ]
     assert mapped[0].endswith(f" with b==2 with {file}"), "a file, not a list"
+    assert with_each(("0.24.0",), ["a=0.2.9,0.2.9rc1"])[0] == "0.24.0 with a==0.2.9rc1"
     again = "0.10.0 with a==1, v0.9.2 with a==10,0.9.2 with a==9,0.9.2"
     assert "; ".join(releases(again)) == (
         "0.9.2; 0.9.2 with a==9; 0.9.2 with a==10; 0.10.0 with a==1"
@@ -89,6 +90,32 @@ def test_a_map_over_a_component_has_its_rows_and_is_resumed(
     (folder,) = tmp_path.glob("*/versions/2*")
     assert main(["versions", "--resume", str(folder), "--versions", "0.24.0 with a==4"]) == 1
     assert releases_of(asked)[-1] == "0.24.0 with a==4"
+
+
+def test_a_map_of_folders_hides_them_and_is_resumed(
+    made_up: MadeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = run_of("0.24.0", [Outcome.CLEAN])
+    asked = made_up(lambda _: report)
+    monkeypatch.setenv("HOME", f"{tmp_path}/home")
+    for name in ("home/pkg", "else/pkg"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "setup.py").touch()
+    monkeypatch.chdir(tmp_path / "else")
+    items = releases("0.24.0 with ./pkg,0.24.0 with ~/pkg")
+    assert items == tuple(f"0.24.0 with {tmp_path}/{name}/pkg" for name in ("else", "home"))
+    monkeypatch.chdir("/")
+    main([*TQ[:-1], "lab", "--out", f"{tmp_path}/out", "--versions", ",".join(items)])
+    (folder,) = tmp_path.glob("out/*/versions/2*")
+    rows = map_of(folder)["rows"]
+    assert [row["version"] for row in rows] == [items[0], "0.24.0 with $HOME/pkg"]
+    text = (folder / "versions.md").read_text(encoding="utf-8")
+    assert ("$VLLM_SOURCE" in text, f"{tmp_path}" in text) == (True, False)
+    (run := folder.parents[1] / rows[0]["run"]).mkdir()
+    (run / "journal.jsonl").touch()
+    monkeypatch.setattr("vllm_repro_search.versions.verb.build", lambda _: report)
+    main(["versions", "--resume", f"{folder}"])
+    assert releases_of(asked) == [*items], "both were finished"
 
 
 def test_each_release_is_a_run_and_the_map_tells_of_all(harness: Harness, tmp_path: Path) -> None:
@@ -199,6 +226,16 @@ def test_a_release_that_cannot_be_installed_is_a_row(harness: Harness, tmp_path:
         ([*TQ, "--arm", "eagr"], 64, "did you mean eager"),
         ([*TQ, "--out", "/proc/nowrite"], 64, "cannot write to"),
         ([*TQ, "--image", "mine:{version}"], 64, "--image has no meaning"),
+        (
+            [*TQ, "--versions", "0.24.0", "--with", "x==1"],
+            64,
+            "runs releases only, not 0.24.0 with",
+        ),
+        (
+            ["versions", "min-tokens-stop-ids", "--server", "docker", "--with", "x==1"],
+            64,
+            "--server docker runs releases only",
+        ),
         (
             ["versions", "tq-chunked-prefill", "--server", "attach"],
             64,

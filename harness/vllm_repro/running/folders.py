@@ -103,14 +103,21 @@ def private_folders() -> list[tuple[str, str]]:
 def private_sources(sources: Iterable[Source | None]) -> list[tuple[str, str]]:
     """Return (folder, word that replaces it in reports) for each folder of a checkout or wheel.
 
-    Leave out those that `private_folders` covers already. Do not redact records that `--resume`
-    reads: it needs the real folders. sources: vLLMs; None and releases are skipped.
+    Also for those of exchanged packages; longest first. Leave out what `private_folders` covers
+    already. Do not redact records that `--resume` reads: it needs the real folders. sources: vLLMs;
+    None and releases are skipped.
     """
-    known, folders = private_folders(), dict[str, None]()
-    for source in sources:
-        if source and not source.release:
-            folders[f"{source.wheel.parent if source.wheel else source.folder}"] = None
-    return [(folder, "$VLLM_SOURCE") for folder in folders if not _within(folder, known)]
+    known, folders = private_folders(), set[str]()
+    for source in filter(None, sources):
+        base = source.base or source
+        for path in (base.wheel or base.folder or Path(), *map(Path, source.packages)):
+            if path.is_absolute():
+                folders.add(f"{path.parent if path.suffix == '.whl' else path}")
+    return [
+        (folder, "$VLLM_SOURCE")
+        for folder in sorted(folders, key=lambda folder: (-len(folder), folder))
+        if not _within(folder, known)
+    ]
 
 
 def _within(path: str, folders: Sequence[tuple[str, str]]) -> bool:

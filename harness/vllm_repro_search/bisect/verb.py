@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.script:
         return _by_script(arguments, scenario, unfinished)
     candidates, left_out = _candidates(arguments)
-    job = job_of_releases(arguments, scenario, server_options(arguments), candidates[0].vllm)
+    job = job_of_releases(arguments, scenario, server_options(arguments), [candidates[0].vllm])
     targets = [arm for arm in job.arms if arm.expected.has_bug]
     if len(targets) != 1:
         raise UsageError(

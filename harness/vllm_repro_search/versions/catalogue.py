@@ -19,6 +19,7 @@ from packaging.version import Version
 
 from vllm_repro.conversion import decode
 from vllm_repro.releases.known import NEWEST
+from vllm_repro.releases.sources import WITH
 from vllm_repro.report.build import build
 from vllm_repro.report.document import document, fragment, plain_text
 from vllm_repro.report.model import issue_url
@@ -27,7 +28,7 @@ from vllm_repro.resources import scenario_folder
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.scenario.prices import kept_prices
 from vllm_repro.scenario.scenario import Arm, Scenario
-from vllm_repro.verdict.verdict import Result
+from vllm_repro.verdict.verdict import Result, from_source
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_search.versions.record import ReleaseResult, VersionMap
 
@@ -194,10 +195,13 @@ def bugs(reports: Path = REPORTS) -> list[Bug]:
 
 
 def _from_maps(reports: Path) -> Iterator[tuple[str, Sighting]]:
-    """Yield (scenario id, sighting) for each release of each kept version map."""
+    """Yield (scenario id, sighting) for each release of each kept version map.
+
+    A release with exchanged packages is not that release.
+    """
     for file in sorted(reports.glob("*/versions/**/versions.json")):
         version_map = decode(file.read_bytes(), VersionMap)
-        for row in version_map.boots:
+        for row in (row for row in version_map.boots if WITH not in row.version):
             yield (
                 version_map.scenario,
                 Sighting(
@@ -213,17 +217,20 @@ def _from_maps(reports: Path) -> Iterator[tuple[str, Sighting]]:
 
 
 def _from_runs(reports: Path) -> Iterator[tuple[str, Sighting]]:
-    """Yield (scenario id, sighting) for each kept run that decides something; no rehearsals."""
+    """Yield (scenario id, sighting) for each kept run that decides something about a release.
+
+    Leave out rehearsals, and builds from source or with exchanged packages.
+    """
     for file in sorted(reports.glob("*/*/report.json")):
         run: dict[str, Any] = json.loads(file.read_bytes())
         arm = run["arms"][0]
-        fate = _RESULTS.get(arm["result"])
-        if run["rehearsal"] or fate is None or not run["vllm_version"]:
+        fate, version = _RESULTS.get(arm["result"]), run["vllm_version"]
+        if run["rehearsal"] or fate is None or not version or from_source(version):
             continue
         yield (
             run["scenario"],
             Sighting(
-                release=Version(run["vllm_version"]).base_version,
+                release=Version(version).base_version,
                 evidence=Evidence(run["evidence"]),
                 started_at=run["started_at"],
                 fate=fate,

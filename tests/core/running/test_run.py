@@ -634,6 +634,16 @@ def test_a_cache_outside_the_home_folder_is_not_named(monkeypatch: pytest.Monkey
             "--vllm $VLLM_SOURCE/vllm-0.33.0.whl",
         ),
         (Source(release="0.33.0"), "--vllm 0.33.0", "--vllm 0.33.0"),
+        (
+            Source(base=Source(release="0.33.0"), packages=("/data/p/a.whl", "/data/conn", "b==1")),
+            "None: 0.33.0 with /data/p/a.whl with /data/conn with b==1",
+            "None: 0.33.0 with $VLLM_SOURCE/a.whl with $VLLM_SOURCE with b==1",
+        ),
+        (
+            Source(base=Source(wheel=Path("/data/vllm-0.33.0.whl")), packages=("b==1",)),
+            "/data/vllm-0.33.0.whl with b==1",
+            "$VLLM_SOURCE/vllm-0.33.0.whl with b==1",
+        ),
         (None, "/data/vllm", "/data/vllm"),
     ],
 )
