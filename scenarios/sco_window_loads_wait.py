@@ -124,15 +124,17 @@ scenario = Scenario(
             ),
             patched(
                 FILE,
-                was=(
-                    "            num_required_blocks - max(num_skipped_blocks,"
-                    " num_local_computed_blocks),\n"
-                ),
-                now=(
-                    "            min(num_required_blocks - max(num_skipped_blocks,"
-                    " num_local_computed_blocks), most),\n"
-                ),
-                why="apply the bound to a new request",
+                was="""\
+        num_new_blocks = max(
+            num_required_blocks - max(num_skipped_blocks, num_local_computed_blocks),
+""",
+                now="""\
+        # prefix hits inside the window are held, too
+        most -= max(num_local_computed_blocks - max(num_skipped_blocks, num_req_blocks), 0)
+        num_new_blocks = max(
+            min(num_required_blocks - max(num_skipped_blocks, num_local_computed_blocks), most),
+""",
+                why="apply the bound to a new request, less its hits in the prefix cache",
             ),
             why="the bound counts held blocks, so the number subtracted from it must do so too",
         ),
