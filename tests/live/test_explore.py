@@ -180,7 +180,7 @@ def test_the_vendored_search_finds_and_repeats_a_known_bug(
     release, seeds = provision(Source(release="0.33.0")), "1-30"
     done = run_pytest(release, tmp_path / "search", pytest_folder, SEARCH_SEEDS=seeds)
     assert 'known: "vllm-project/vllm#49250"' in done.stdout, done.stdout
-    case = done.stdout.partition("again: SEARCH_CASE=")[2].split()[0]
+    case = done.stdout.partition("again: env SEARCH_CASE=")[2].split()[0]
     (tmp_path / "search" / "known.json").write_text(f"[{Path(case).read_text(encoding='utf-8')}]")
     done = run_pytest(
         release, tmp_path / "search", pytest_folder, SEARCH_SEEDS=seeds, SEARCH_CASE=case
