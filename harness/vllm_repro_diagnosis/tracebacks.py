@@ -315,7 +315,7 @@ class _Transcript:
 
     @property
     def unfinished(self) -> OpenTraceback | None:
-        """Return the traceback that is open without its exception; None if there is none.
+        """Return the open traceback whose exception has not come yet, or None.
 
         A lone headline such as "EngineCore failed to start." counts as its beginning.
         """

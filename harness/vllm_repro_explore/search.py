@@ -182,7 +182,7 @@ class _Searching:
             raise
 
     def _next(self) -> tuple[int, Case] | None:
-        """Return the next seed with its case; None if there is none or the search is to stop."""
+        """Return the next seed and its case, or None once the search is to stop or has no more."""
         with self._lock:
             return None if self.over or not self.go_on() else next(self._cases, None)
 

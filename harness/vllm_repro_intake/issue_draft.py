@@ -385,7 +385,7 @@ def _flags(flags: str) -> str:
 
 
 def _script(report: RunReport, script: str, no_script: str) -> str:
-    """Return the part with `repro.py`, or the reason that there is none; "" without either."""
+    """Return the part with `repro.py`, else why the draft has none, else ""."""
     if report.bug_seen and any(
         trial.death and trial.phase in (Phase.BOOT, Phase.WARMUP)
         for _, trial in report.failures[:1]

@@ -76,7 +76,7 @@ def read_blocks(text: str) -> list[Block]:
     heading, lines, fenced = "", [""], False
 
     def close(*, code: bool) -> None:
-        """Add the lines so far as a block, unless they are blank, and clear them."""
+        """Make a block of the lines so far, unless all are blank, and begin with no lines."""
         if any(line.strip() for line in lines):
             before = blocks[-1] if blocks and not blocks[-1].code else None
             blocks.append(Block(heading, before.lines[-1] if before else "", tuple(lines), code))

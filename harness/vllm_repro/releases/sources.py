@@ -130,7 +130,7 @@ def parse_source(text: str) -> Source:
 
 
 def existing_path(text: str) -> Path | None:
-    """Return the absolute path of the file or folder that a text names; None if there is none."""
+    """Return the absolute path of the existing file or folder that a text names, or None."""
     # a `~name` of no account, a name that is too long, or a null character
     with contextlib.suppress(RuntimeError, OSError, ValueError):
         path = Path(text).expanduser().absolute()

@@ -200,7 +200,7 @@ class AttachServer(Server):
             await asyncio.shield(asyncio.to_thread(self._copier.join, 2.0))
 
     def processes(self) -> tuple[int, ...]:
-        """Return the server's pids; first the one that listens. Empty if none is seen here."""
+        """Return the server's pids, the listening one first; empty if none is seen on this host."""
         if self._process is None:
             return ()
         with contextlib.suppress(psutil.Error):  # it has ended

@@ -225,7 +225,7 @@ def _sizes(facts: TriggerFacts) -> Sizes | str:
 
 
 def _steps(facts: TriggerFacts) -> list[tuple[Continuation, ...]]:
-    """Return the steps to compute: the one that crashed, then each chunk of each prompt alone.
+    """Return the steps to compute: the crashed one, then each chunk of each prompt by itself.
 
     Empty if no request reached the engine.
     """
