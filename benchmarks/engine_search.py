@@ -87,6 +87,12 @@ BUGS = (
         mix="store",
         shows=lambda finding: "rejected load" in finding.site,
     ),
+    Bug(
+        name="#46240",
+        release="0.33.0",
+        mix="store-late",
+        shows=_death("assert req_id in self.requests"),
+    ),
     Bug(name="#45138", release="0.33.0", mix="store", shows=_stuck("RUNNING")),
     Bug(name="#53706", release="0.28.0", mix="mamba-nixl", shows=_death("num_new_tokens > 0")),
     Bug(

@@ -2,9 +2,9 @@
 
     python -m benchmarks.gate_sets planted --for 5m --jobs 2 --out planted.jsonl
 
-The sets are `planted` faults, bugs put back (`reverts`), their `fixes`, `harmless` changes by hand,
-and `generated`: 100 harmless changes from a seed. A row is written after each change; the same
-command with the same `--out` resumes.
+The sets are `planted` faults, bugs put back (`reverts`), their `fixes`, patches that hide or `half`
+mend them, `harmless` changes by hand, and `generated`: 100 harmless changes from a seed. A row is
+written after each change; the same command with the same `--out` resumes.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from vllm_repro.releases.sources import Source
 
 HERE = Path(__file__).parent / "gate"
 ARGUMENTS = {
-    "set": ("", "planted, reverts, fixes, harmless or generated"),
+    "set": ("", "planted, reverts, fixes, half, harmless or generated"),
     "--for": ("5m", "time of each gate"),
     "--jobs": ("2", "processes of each gate"),
     "--only": ("", "changes or kinds whose name contains this"),
@@ -36,6 +36,7 @@ DEFAULT = {"base": NEWEST, "base_patch": "", "expected": "not breaks"}
 RIGHT = {
     "breaks": ("breaks",),
     "fixes": ("fixes",),
+    "not fixes": ("breaks", "no difference seen", "cannot tell"),
     "not breaks": ("fixes", "no difference seen", "cannot tell"),
 }
 

@@ -94,6 +94,36 @@ scenario = Scenario(
                 ),
             ),
         ),
+        arm(
+            "counted",
+            lives,
+            patched(
+                "vllm/v1/core/sched/scheduler.py",
+                was="""\
+        delay_free_blocks |= connector_delay_free_blocks
+""",
+                now="""\
+        request.reports_to_come = delay_free_blocks + connector_delay_free_blocks
+        delay_free_blocks |= connector_delay_free_blocks
+""",
+                why="count the reports to come when a request ends",
+            ),
+            patched(
+                "vllm/v1/core/sched/scheduler.py",
+                was="""\
+    def _free_blocks(self, request: Request):
+        assert request.is_finished()
+""",
+                now="""\
+    def _free_blocks(self, request: Request):
+        assert request.is_finished()
+        if getattr(request, "reports_to_come", 0) > 1:
+            request.reports_to_come -= 1
+            return
+""",
+                why="free the blocks at the last one",
+            ),
+        ),
     ],
     lab=scheduler_lab(
         with_flags(

@@ -14,7 +14,8 @@ from random import Random
 from vllm_repro_explore.case import Case, Request, Setup, least_blocks, least_length, longest_of
 
 _OFFLOADING, _SIMPLE = "OffloadingConnector", "SimpleCPUOffloadConnector"
-_MULTI, _NIXL, _STORE = "MultiConnector", "NixlConnector", "StoreConnector"
+_MULTI, _NIXL = "MultiConnector", "NixlConnector"
+_STORE, _LATE_STORE = "StoreConnector", "LateStoreConnector"
 _COMMON = {"asynchronous": 0.6, "abort": 0.4, "priority": 0.3, "share": 0.7, "pressure": 0.3}
 _RESETS = {"reset": 0.5, "reset-running": 0.6}
 _CROWD = {**_COMMON, "asynchronous": 0.8, "abort": 0.2, "crowd": 1}
@@ -55,6 +56,7 @@ MIXES: dict[str, dict[str, float]] = {
     "fetch": {**_COMMON, "abort": 0.6, "fetch": 1, "draft": 0.2},
     "fetch-off": {**_COMMON, "abort": 0.6, "fetch": 1, _MULTI: 1},
     "store": {**_COMMON, "store": 1, "fetch": 1, "v2": 0.5, "draft": 0.2},
+    "store-late": {**_COMMON, "abort": 0.6, "store": 1, "late": 1, "fetch": 1, "v2": 0.2},
     "mooncake": {**_COMMON, "abort": 0.6, "mooncake": 1, _NIXL: 1},
     "mooncake-fetch": {**_COMMON, "abort": 0.6, "mooncake": 1, "fetch": 1},
     "mamba-ops": {**_COMMON, "mamba": 1, **_RESETS, "pause": 0.3, "stream": 0.3, "draft": 0.3},
@@ -108,13 +110,14 @@ MIXES: dict[str, dict[str, float]] = {
 pressure: long answers in a pool for one of them, and slow stores. long: prompts of up to 64 blocks.
 waves: some requests come once the engine is idle. sleep: half of the pauses put the engine to
 sleep. v2: the scheduler's half for the second model runner. image cache: images go through the
-cache of `--mm-processor-cache-gb`. store: the prompts of `fetch` come in the step that needs them.
-mooncake: MooncakeConnector instead of NixlConnector. crowd: most requests come in one step, to a
-pool for one of them; layers of two kinds. busy: up to thirty requests, many of them short, in a
-pool for one or two of the longest; layers of two kinds. urgent: short requests come while the
-longest one, which matters least, is in its prefill. same text: equal prompts have other images of
-the same sizes. cut: answers may end at the model's length. least: `min_tokens`. chat: requests
-that continue an earlier prompt with its answer. chunks: offloaded chunks of several blocks.
+cache of `--mm-processor-cache-gb`. store: the prompts of `fetch` come in the step that needs them;
+late: they come before it, and what ends is saved. mooncake: MooncakeConnector instead of
+NixlConnector. crowd: most requests come in one step, to a pool for one of them; layers of two
+kinds. busy: up to thirty requests, many of them short, in a pool for one or two of the longest;
+layers of two kinds. urgent: short requests come while the longest one, which matters least, is in
+its prefill. same text: equal prompts have other images of the same sizes. cut: answers may end at
+the model's length. least: `min_tokens`. chat: requests that continue an earlier prompt with its
+answer. chunks: offloaded chunks of several blocks.
 """
 
 _LAYERS: tuple[tuple[str, ...], ...] = (
@@ -255,7 +258,7 @@ def fitting(ask: Request) -> Request:
 def _connector(drawn: _Seed) -> str:
     """Return the name of the KV connector that the case has; empty without one."""
     if drawn.has("store"):
-        return _STORE
+        return _LATE_STORE if drawn.has("late") else _STORE
     connector = next(
         (name for name in (_OFFLOADING, _SIMPLE, _NIXL, _MULTI) if drawn.has(name)), ""
     )

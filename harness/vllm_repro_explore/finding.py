@@ -172,6 +172,10 @@ _KNOWN: Sequence[tuple[str, str]] = (
         "assert request.num_output_placeholders >= 0",
         "vllm-project/vllm#35755; vllm-project/vllm#57562 has the same frames",
     ),
+    (
+        "in _update_from_kv_xfer_finished (vllm/v1/core/sched/scheduler.py): assert req_id in",
+        "vllm-project/vllm#46240; the scenario kv-abort-reported-twice",
+    ),
     ("after a rejected load", "vllm-project/vllm#49250"),
     (
         "fetched without the first token of a window",

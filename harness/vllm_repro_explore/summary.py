@@ -158,7 +158,7 @@ def _unusual(setup: Setup) -> tuple[str, ...]:
     operations = " and ".join(f"{what} at step {step}" for step, what in setup.ops)
     sentences = {
         setup.connector: setup.connector,
-        "which a user's own connector can be": setup.connector == "StoreConnector",
+        "which a user's own connector can be": setup.connector.endswith("StoreConnector"),
         f"{setup.cpu_blocks} blocks of room in the connector": setup.connector,
         "lazy": setup.lazy,
         f"{setup.seqs} requests at once": setup.seqs < 8,

@@ -19,7 +19,7 @@ _TEST = _HARNESS / "vllm_repro_explore" / "vendored_search.py"
 _TEST_NAME = "test_search"
 _HINT = "name a new folder: vllm-repro explore --vendor tests/v1/search"
 _README = _TEST.with_name("templates") / "vendored.md"
-_STARTED = [PROGRAM / "vllm_repro_driver" / name for name in ("serve.py", "sync_loads.py")]
+_STARTED = [PROGRAM / "vllm_repro_driver" / name for name in ("serve.py", "stores.py")]
 """Modules that another program starts or imports by name: `test_search`, and vLLM."""
 _HEADER = """\
 # SPDX-License-Identifier: Apache-2.0

@@ -186,6 +186,11 @@ def test_a_planted_fault_is_found(fault: str, sound: Driver, tmp_path: Path) -> 
             "vllm-project/vllm#35755; vllm-project/vllm#57562 has the same frames",
         ),
         ("0.28.0", "mamba-nixl", "vllm-project/vllm#44526, or vllm-project/vllm#53706 with NIXL"),
+        (
+            "0.32.0",
+            "store-late",
+            "vllm-project/vllm#46240; the scenario kv-abort-reported-twice",
+        ),
         ("0.32.0", "ops-off", "not reported; the scenario offloading-reset-running"),
     ],
 )

@@ -102,6 +102,11 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
             port=SHOWN_PORT,
             evidence=evidence,
         ).render()
+    if options.vllm and not options.vllm.release:
+        raise UsageError(
+            f"an image has a release, not {options.vllm}",
+            hint="--as lab or --as serve shows a command that runs it",
+        )
     version = f"{options.vllm or scenario.try_with}"
     image = options.image or default_image(scenario, version)
     if _is_rehearsal(image):
@@ -146,10 +151,9 @@ def _patched_locally(arm: Arm, options: ServerOptions) -> tuple[str, Mapping[str
         return str(release.executable), patch_packages(release.packages, arm.patches, to_stderr).env
     local = None if options.vllm else local_vllm()
     if local is None:
-        missing = f"vLLM {options.vllm} is not in the cache"
         raise InfraError(
-            f"{missing if options.vllm else 'no vllm is installed here'},"
-            f" and the arm {arm.name} changes files of it",
+            (f"vLLM {options.vllm} is not in the cache," if options.vllm else "no vllm is here,")
+            + f" and the arm {arm.name} changes files of it",
             hint="run it once with --server process --vllm V, or show it --as docker or --as lab",
         )
     return str(local.executable), patch_installed(local.executable, arm.patches, to_stderr).env

@@ -137,12 +137,18 @@ def find(name: str) -> Scenario:
     ]
     if len(by_issue) == 1:
         return by_issue[0]
-    near = [scenario.id for scenario in by_issue] or [
-        known for known in files if known.startswith(name)
-    ]
-    near = near or difflib.get_close_matches(name, files, n=3, cutoff=0.4)
+    near = (
+        [scenario.id for scenario in by_issue]
+        or [known for known in files if known.startswith(name)]
+        or difflib.get_close_matches(name, files, n=3, cutoff=0.4)
+    )
     meant = f"did you mean {' or '.join(near)}? " if near else ""
-    raise UsageError(f"no scenario is named {name!r}", hint=f"{meant}There are: {', '.join(files)}")
+    raise UsageError(
+        f"{len(by_issue)} scenarios have the issue {name}"
+        if by_issue
+        else f"no scenario is named {name!r}",
+        hint=f"{meant}There are: {', '.join(files)}",
+    )
 
 
 def scenario_ids(folder: Path | None = None) -> dict[str, Path]:

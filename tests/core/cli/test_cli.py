@@ -182,6 +182,12 @@ def test_a_run_imports_little_before_its_first_request(tmp_path: Path) -> None:
         (["diagnose", "--url", "localhost:8000"], 64, "is not an http URL"),
         (["diagnose", "--pid", "999999999"], 64, "there is no process 999999999 here"),
         (["show", "tq"], 64, "did you mean tq-chunked-prefill or tq-"),
+        (["show", "46014"], 64, "2 scenarios have the issue 46014"),
+        (
+            ["show", "tq-chunked-prefill", "--as", "docker", "--vllm", "0.24.0 with x==1"],
+            64,
+            "an image has a release, not 0.24.0 with x==1",
+        ),
         (["run", "tq-chunked-prefill", "--arm", "eagr"], 64, "did you mean eager"),
         (["run"], 64, "SCENARIO"),
         (["rum", "tq-chunked-prefill"], 64, "did you mean run?"),

@@ -65,7 +65,7 @@ def config_of(case: Mapping[str, Any], **engine_arguments: Any) -> Any:
             ),
             kv_connector_extra_config=_extra(case),
             kv_connector_module_path=(
-                f"{__package__}.sync_loads" if case["connector"] == "StoreConnector" else None
+                f"{__package__}.stores" if case["connector"].endswith("StoreConnector") else None
             ),
             **failures,
         )

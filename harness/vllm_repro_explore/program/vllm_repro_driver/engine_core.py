@@ -211,8 +211,8 @@ def _transfer(engine: Any, ask: Mapping[str, Any]) -> dict[str, Any]:
     If its prompt comes from a prefill server, add the blocks to the executor's `places`.
     """
     if ask["fetch"]:
-        stored = engine.vllm_config.kv_transfer_config.kv_connector == "StoreConnector"
-        return {"stored": True} if stored else _prefilled(engine, ask)
+        name = engine.vllm_config.kv_transfer_config.kv_connector
+        return {"stored": True} if name.endswith("StoreConnector") else _prefilled(engine, ask)
     transfer = {"do_remote_decode": True, "do_remote_prefill": False}
     return transfer | {"transfer_id": f"transfer {ask['number']}"} if ask["remote"] else {}
 

@@ -434,7 +434,7 @@ class _Player:
         if "error" in end:
             self.seen["errors"] += 1
             # Blocks that came from a store in a step may be shared by then, and fail with it.
-            may_fail = ask["fails"] or self._case["connector"] == "StoreConnector"
+            may_fail = ask["fails"] or self._case["connector"].endswith("StoreConnector")
             lost = may_fail and self._case["load_failures"] == "fail"
             if not lost and ask["grammar"] not in ("two-roots", "no-rule", "empty-or-any"):
                 yield (

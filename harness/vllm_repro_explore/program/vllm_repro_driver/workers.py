@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -97,11 +97,17 @@ class Copier:
         direction: "store" from the GPU to the connector, or "load".
         """
         pairs = [(int(read), int(written)) for read, written in zip(source, target, strict=True)]
-        self._listed.append(
-            (direction, [gpu if direction == "store" else written for gpu, written in pairs])
-        )
+        blocks = [gpu if direction == "store" else written for gpu, written in pairs]
         copy = self._save if direction == "store" else self._load
-        begun = Event(self._polls[direction], lambda: copy(pairs))
+        return self.transfer(direction, blocks, lambda: copy(pairs))
+
+    def transfer(self, direction: str, blocks: list[int], copy: Callable[[], None]) -> Event:
+        """Begin a transfer of GPU blocks that calls `copy` at its end; return the event of that.
+
+        direction: "store" or "load".
+        """
+        self._listed.append((direction, blocks))
+        begun = Event(self._polls[direction], copy)
         self._waiting.append(begun)
         return begun
 
@@ -294,7 +300,8 @@ def _install(
     if name.startswith("Mooncake"):
         connector.connector_worker = pulls = _Pulls(config, groups, memory, load_polls)
         return pulls
-    if name == "StoreConnector":
+    if name.endswith("StoreConnector"):
         connector.memory = memory
-        return Copier(memory, 0, 0)
+        connector.copier = Copier(memory, store_polls, load_polls)
+        return connector.copier  # type: ignore[no-any-return]  # vLLM is not installed here
     raise NotImplementedError(f"no simulated copier for {name}")
