@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from vllm_repro.cli.common import add_common, number, print_json
+from vllm_repro.cli.source_option import WITH_OPTION, exchanged
 from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.overlay import make_overlay
@@ -87,6 +88,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where their runs are written (default: reports)"
     )
+    words = WITH_OPTION["help"].replace("the vLLM that --vllm names", "each release")
+    parser.add_argument("--with", **WITH_OPTION | {"help": words})
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -117,11 +120,13 @@ def run(arguments: argparse.Namespace) -> int:
     trials = arguments.trials or (100 if serverless else 1)
     words = ["vllm-repro", "causes", arguments.scenario, *folder_words()]
     words += ["--trials", f"{trials}", "--seed", f"{arguments.seed}"]
+    packages = getattr(arguments, "with") or []
+    words += [word for package in packages for word in ("--with", package)]
     stream = sys.stderr if arguments.json else sys.stdout
     make: Callable[[Cause], CauseRow]
     if serverless:
         seeds = range(arguments.seed, arguments.seed + trials)
-        make = partial(_try_on_engine, scenario, scenario.causes, seeds, Progress())
+        make = partial(_try_on_engine, scenario, scenario.causes, seeds, Progress(), packages)
         evidence, where = "engine", "on vLLM's own EngineCore: no server, no model"
     else:
         options = ServerOptions(server=arguments.server or ("lab" if scenario.lab else "auto"))
@@ -146,7 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
             expect=Expect.ANY,
             reproduce=shlex.join(words),
         )
-        make = partial(_try_on_servers, job, Progress())
+        make = partial(_try_on_servers, job, Progress(), packages)
         where = f"{plural(trials, 'boot')} of each, {choice.kind} servers"
     again = shlex.join(words)
     print(f"{scenario.id}   {scenario.issue}   causes, {where}", file=stream, flush=True)
@@ -196,7 +201,12 @@ def _arm(scenario: Scenario, cause: Cause) -> Arm:
 
 
 def _try_on_engine(
-    scenario: Scenario, causes: Causes, seeds: range, progress: Progress, cause: Cause
+    scenario: Scenario,
+    causes: Causes,
+    seeds: range,
+    progress: Progress,
+    packages: Sequence[str],
+    cause: Cause,
 ) -> CauseRow:
     """Run each seed's workload on EngineCore with one change; return the change's row.
 
@@ -204,7 +214,7 @@ def _try_on_engine(
     start with the change.
     """
     progress.notify(f"{cause.release}: {cause.name}")
-    release = provision(Source(release=cause.release), progress.line)
+    release = provision(exchanged(Source(release=cause.release), packages), progress.line)
     patched: Mapping[str, str] = {}
     if cause.patches:
         overlay = make_overlay(cache_root(), release.packages, cause.patches, progress.line)
@@ -228,7 +238,9 @@ def _try_on_engine(
     return row
 
 
-def _try_on_servers(job: Job, progress: Progress, cause: Cause) -> CauseRow:
+def _try_on_servers(
+    job: Job, progress: Progress, packages: Sequence[str], cause: Cause
+) -> CauseRow:
     """Run `job` on servers with one change of vLLM's source; return the row of its trials.
 
     The row has 0 trials if the run raised `InfraError` or `Unsupported`. Raises
@@ -237,7 +249,8 @@ def _try_on_servers(job: Job, progress: Progress, cause: Cause) -> CauseRow:
     progress.line(f"{cause.release}: {cause.name}")
     arm = _arm(job.scenario, cause)
     changed = replace(arm, patches=(*arm.patches, *cause.patches))
-    options = ServerOptions(server=job.choice.kind.value, vllm=Source(release=cause.release))
+    vllm = exchanged(Source(release=cause.release), packages)
+    options = ServerOptions(server=job.choice.kind.value, vllm=vllm)
     job = replace(job, options=options, arms=[changed], named_arms=[changed.name])
     try:
         report = run_one(job, progress)

@@ -547,9 +547,7 @@ def _source(arguments: argparse.Namespace, release: str) -> Source:
 
     Raises `UsageError` for a text that names no package.
     """
-    source = arguments.vllm or Source(release=release)
-    packages = getattr(arguments, "with")
-    return exchanged(source, packages) if packages else source
+    return exchanged(arguments.vllm or Source(release=release), getattr(arguments, "with"))
 
 
 def _for_scenario(arguments: argparse.Namespace) -> _Exploring:

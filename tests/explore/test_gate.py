@@ -23,6 +23,9 @@ from hypothesis import strategies as st
 
 from tests.fake_package import fake_release
 from vllm_repro.cli import main
+from vllm_repro.errors import UsageError
+from vllm_repro.releases.provision import Release
+from vllm_repro.releases.sources import Source
 from vllm_repro_explore.case import Case, Request, Setup, least_blocks
 from vllm_repro_explore.draw import MIXES, draw
 from vllm_repro_explore.driver import PROGRAM, Driver
@@ -191,6 +194,25 @@ def test_a_diff_that_cannot_be_played(
     answer = json.loads(capsys.readouterr().out)
     assert answer["answer"] == ("breaks" if broken else "cannot tell")
     assert file in answer["why"]
+
+
+def test_both_vllms_get_the_exchanged_packages(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    asked: list[str] = []
+
+    def provision(source: Source, _: object) -> Release:
+        asked.append(f"{source}")
+        return fake_release("0.33.0", tree)
+
+    monkeypatch.setattr(change_module, "provision", provision)
+    name = put(tree, diff_of(BEFORE, BEFORE.replace("Take.", "Give.")))
+    words = ["--with", "x==1", "--with", "y==2"]
+    assert main(["gate", name, *words, "--json"]) == 0
+    assert " ".join(words) in json.loads(capsys.readouterr().out)["reproduce"]
+    with pytest.raises(UsageError, match="changes nothing"):
+        read_change("0.32.0", Source(release="0.31.0"), print, ["x==1"])
+    assert asked == ["0.33.0 with x==1 with y==2", "0.31.0 with x==1", "0.32.0 with x==1"]
 
 
 def test_only_words_and_files_without_code_make_no_difference(tree: Path, capsys: Any) -> None:

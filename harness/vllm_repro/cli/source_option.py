@@ -36,8 +36,8 @@ def source(text: str) -> Source:
         raise argparse.ArgumentTypeError(f"{error.with_hint}") from None
 
 
-def exchanged(vllm: Source | None, packages: Sequence[str]) -> Source:
-    """Return the vLLM of `--vllm` with the packages of `--with`.
+def exchanged(vllm: Source | None, packages: Sequence[str] | None) -> Source:
+    """Return the vLLM of `--vllm` with the packages of `--with`, if there are any.
 
     Raises `UsageError` without a vLLM, and for a text that names no package.
     """
@@ -48,4 +48,4 @@ def exchanged(vllm: Source | None, packages: Sequence[str]) -> Source:
         raise UsageError(
             "--with exchanges packages of the vLLM that --vllm names", hint="add --vllm RELEASE"
         )
-    return parse_source(WITH.join((f"{vllm}", *packages)))
+    return parse_source(WITH.join((f"{vllm}", *packages))) if packages else vllm

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from vllm_repro.cli.source_option import exchanged
 from vllm_repro.errors import UsageError
 from vllm_repro.releases.disk import cache_root
 from vllm_repro.releases.known import NEWEST
@@ -110,18 +111,22 @@ class UnfitError(Exception):
         self.base, self.broken = base, broken
 
 
-def read_change(text: str, base: Source | None, progress: Progress) -> Change:
+def read_change(
+    text: str, base: Source | None, progress: Progress, packages: Sequence[str] | None = None
+) -> Change:
     """Provision both vLLMs of the change that the command names, and return the change.
 
     text: a diff file, COMMIT of a checkout as FOLDER@COMMIT, a checkout with changes, or a source
-    as `--vllm` has it. base: `--base`. Raises `UsageError` for what is none of these or changes
-    nothing, and `UnfitError` for a diff that does not apply or a file that is no Python.
+    as `--vllm` has it. base: `--base`. packages: `--with`, exchanged in both. Raises `UsageError`
+    for what is none of these or changes nothing, and `UnfitError` for a diff that does not apply or
+    a file that is no Python.
     """
     path = Path(text).expanduser()
     if path.suffix == ".whl" or path.is_dir() or not (path.exists() or path.suffix == ".diff"):
-        change = _of_sources(text, base, progress)
+        change = _of_sources(text, base, progress, packages)
     else:
-        change = _of_diff(path, text, base or Source(release=NEWEST), progress)
+        source = exchanged(base or Source(release=NEWEST), packages)
+        change = _of_diff(path, text, source, progress)
     if not change.files and not change.unplayed:
         raise UsageError(
             f"{text} changes nothing of the vLLM that it is compared with",
@@ -130,14 +135,16 @@ def read_change(text: str, base: Source | None, progress: Progress) -> Change:
     return change
 
 
-def _of_sources(text: str, base: Source | None, progress: Progress) -> Change:
+def _of_sources(
+    text: str, base: Source | None, progress: Progress, packages: Sequence[str] | None
+) -> Change:
     """Provision two vLLMs that `--vllm` could name, and return the change between them.
 
     Without `base`, `text` is compared with what `_parent_of` returns.
     """
     source = parse_source(text)
-    first = provision(base or _parent_of(source, text), progress)
-    second = provision(source, progress)
+    first = provision(exchanged(base or _parent_of(source, text), packages), progress)
+    second = provision(exchanged(source, packages), progress)
     names = {
         str(file.relative_to(release.packages))
         for release in (first, second)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from vllm_repro.cli.common import add_common, duration, number, print_json
-from vllm_repro.cli.source_option import source
+from vllm_repro.cli.source_option import WITH_OPTION, source
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.journal.redact import Redactor
 from vllm_repro.report.files import write_file
@@ -67,6 +67,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="SOURCE",
         help="the vLLM without the change (default: the newest release for a diff)",
     )
+    words = WITH_OPTION["help"].replace("the vLLM that --vllm names", "both vLLMs")
+    parser.add_argument("--with", **WITH_OPTION | {"help": words})
     parser.add_argument(
         "--for",
         dest="most",
@@ -116,7 +118,9 @@ def run(arguments: argparse.Namespace) -> int:
     interrupted = False
     gating = None
     try:
-        change = read_change(arguments.change, arguments.base, shown.line)
+        change = read_change(
+            arguments.change, arguments.base, shown.line, getattr(arguments, "with")
+        )
         gating = _Gate(change, arguments, folder, shown, starts)
         gating.play()
     except UnfitError as error:
@@ -237,6 +241,7 @@ def _again(arguments: argparse.Namespace) -> str:
     """Return the command that repeats the gate, with private paths redacted."""
     options = [
         ("--base", arguments.base),
+        *(("--with", package) for package in getattr(arguments, "with") or ()),
         ("--for", f"{arguments.most:g}s"),
         ("--jobs", arguments.jobs),
         ("--fixes", arguments.fixes),
