@@ -94,6 +94,18 @@ BUGS = (
         shows=_death("assert req_id in self.requests"),
     ),
     Bug(name="#45138", release="0.33.0", mix="store", shows=_stuck("RUNNING")),
+    Bug(
+        name="#44451",
+        release="0.33.0",
+        mix="mamba-events",
+        shows=lambda finding: finding.site == "events-tokens",
+    ),
+    Bug(
+        name="#55092",
+        release="0.33.0",
+        mix="events",
+        shows=lambda finding: finding.site == "events-early",
+    ),
     Bug(name="#53706", release="0.28.0", mix="mamba-nixl", shows=_death("num_new_tokens > 0")),
     Bug(
         name="PR #49439",

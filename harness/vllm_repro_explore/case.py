@@ -114,6 +114,8 @@ class Setup:
     eagle: bool = False
     # the engine keeps statistics
     stats: bool = False
+    # `--kv-events-config`
+    events: bool = False
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,7 @@ def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
         "offloaded chunks of several blocks": case["chunk_blocks"] > 1,
         "EAGLE drafts": case["eagle"],
         "statistics": case["stats"],
+        "KV events": case["events"],
         "aborts within a step": any(ask["mid"] and ask["abort"] >= 0 for ask in asks),
     }
     return true_texts(features)

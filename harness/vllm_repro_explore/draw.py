@@ -29,7 +29,7 @@ _ANY = (
 )
 _MORE = (
     *("eos", "least", "cut", "salt", "threshold", "grammar", "stream", "chat", "draft", "stats"),
-    *("reset", "reset-running", "pause", "images", "image cache", "waves"),
+    *("reset", "reset-running", "pause", "images", "image cache", "waves", "events"),
 )
 _CHAT = {**_COMMON, "chat": 1, "eos": 0.3, "stats": 0.5}
 MIXES: dict[str, dict[str, float]] = {
@@ -83,6 +83,8 @@ MIXES: dict[str, dict[str, float]] = {
     "eagle": {**_EAGLE, "grammar": 0.2},
     "mamba-eagle": {**_EAGLE, "mamba": 1},
     "eagle-off": {**_EAGLE, _OFFLOADING: 1},
+    "events": {**_CHAT, "events": 1, "salt": 0.2, "lora": 0.2, "images": 0.2, **_RESETS},
+    "mamba-events": {**_CHAT, "events": 1, "mamba": 1, "draft": 0.2},
     "chunks": {**_CHAT, "chunks": 1, _OFFLOADING: 1, "share": 1, "waves": 0.5, "reset": 0.6},
     "v2": {
         **_COMMON,
@@ -230,6 +232,7 @@ def draw(seed: int, mix: str, more: float = 0.0) -> Case:
         ),
         eagle=drawn.has("eagle") and draft > 0,
         stats=drawn.has("stats"),
+        events=drawn.has("events"),
     )
     if drawn.has("cut") and not (setup.draft and setup.asynchronous):
         setup = _cut(drawn.stream("cut"), setup, asks)

@@ -40,7 +40,11 @@ _COUNTS = (
     "refused requests",
     "errors",
 )
-_LISTED = ("store-listed-twice", "load-listed-twice")
+_MILD = (
+    *("store-listed-twice", "load-listed-twice"),
+    *("events-missing", "events-early", "events-counted", "events-tokens"),
+)
+"""Invariants whose violation harms less than others of their kind, or comes with one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +66,10 @@ class Finding:
     place: str = field(default="", compare=False)
 
     @property
-    def rank(self) -> tuple[int, bool]:
-        """Return the sort key; smaller is worse.
-
-        A block listed twice ranks after the wrong count that it causes.
-        """
-        return _BY_KIND.index(self.kind), self.site in _LISTED
+    def rank(self) -> tuple[int, int]:
+        """Return the sort key; smaller is worse."""
+        mild = _MILD.index(self.site) + 1 if self.site in _MILD else 0
+        return _BY_KIND.index(self.kind), mild
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.site}"
@@ -177,6 +179,8 @@ _KNOWN: Sequence[tuple[str, str]] = (
         "vllm-project/vllm#46240; the scenario kv-abort-reported-twice",
     ),
     ("after a rejected load", "vllm-project/vllm#49250"),
+    ("events-tokens", "vllm-project/vllm#44451"),
+    ("events-early", "vllm-project/vllm#55092; routers may count copies"),
     (
         "fetched without the first token of a window",
         "not reported; the scenario nixl-fetch-loses-token",

@@ -39,6 +39,7 @@ _PLAIN: tuple[tuple[str, Any], ...] = (
     ("chunk_blocks", 1),
     ("eagle", False),
     ("stats", False),
+    ("events", False),
 )
 """Values that a live server in the lab has, and those of a case without a feature."""
 

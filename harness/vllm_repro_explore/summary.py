@@ -181,6 +181,7 @@ def _unusual(setup: Setup) -> tuple[str, ...]:
         "answers may end at that length": setup.cut,
         f"offloaded chunks of {setup.chunk_blocks} blocks": setup.chunk_blocks > 1,
         "statistics": setup.stats,
+        "KV events": setup.events,
         f"with VLLM_SERVER_DEV_MODE=1 {operations}": setup.ops,
     }
     return true_texts(sentences)

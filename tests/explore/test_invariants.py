@@ -20,6 +20,7 @@ from vllm_repro.scenario.workload import completion
 from vllm_repro_explore.case import Case, Request, Setup
 from vllm_repro_explore.finding import template
 from vllm_repro_explore.program.vllm_repro_driver.invariants import at_rest, books, listed_twice
+from vllm_repro_explore.program.vllm_repro_driver.kv_events import KVIndex
 from vllm_repro_explore.scenario_setup import draw_for
 from vllm_repro_explore.scheduler_test import finding_test, scenario_test
 
@@ -70,6 +71,40 @@ def test_each_disagreement_has_a_name() -> None:
 def test_a_block_listed_twice_is_named_by_direction() -> None:
     found = list(listed_twice([("store", [4, 5, 4]), ("load", [1, 2])]))
     assert found == [("store-listed-twice", "a store lists 3 blocks, 2 distinct")]
+
+
+def _stored(*hashes: str, tokens: int | None = None) -> Any:
+    words = [0] * (4 * len(hashes) if tokens is None else tokens)
+    return SimpleNamespace(
+        medium="GPU", group_idx=0, block_hashes=hashes, token_ids=words, block_size=4
+    )
+
+
+def _removed(*hashes: str) -> Any:
+    return SimpleNamespace(medium="GPU", group_idx=0, block_hashes=hashes)
+
+
+@pytest.mark.parametrize(
+    ("events", "cached", "names"),
+    [
+        ([_stored("a", "b"), _removed("a")], "b", set()),
+        ([_stored("a"), SimpleNamespace()], "", set()),
+        ([_stored("a"), SimpleNamespace(medium="CPU", block_hashes=["b"])], "a", set()),
+        ([_stored("a")], "", {"events-stale"}),
+        ([_stored("a")], "ab", {"events-missing"}),
+        ([_stored("a"), _stored("a"), _removed("a")], "a", {"events-early"}),
+        ([_stored("a"), _stored("a"), _removed("a")], "", {"events-counted"}),
+        ([_stored("a", tokens=8)], "a", {"events-tokens"}),
+    ],
+)
+def test_an_index_of_events_equals_the_pool(
+    events: list[Any], cached: str, names: set[str]
+) -> None:
+    index = KVIndex()
+    index.publish(SimpleNamespace(events=events))
+    blocks = SimpleNamespace(_cache=[(0, one) for one in cached])
+    held = SimpleNamespace(kv_event_queue=[], cached_block_hash_to_block=blocks)
+    assert {name for name, _ in index.check(held, lambda key: key)} == names
 
 
 def test_at_rest_nothing_is_held() -> None:

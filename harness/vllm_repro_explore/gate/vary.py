@@ -197,6 +197,6 @@ _FEATURES: tuple[_Change, ...] = (
     _threshold,
     _number("window", -16, -1, 1, 16),
     _number("cpu_blocks", -16, -4, -1, 1, 4, 64),
-    *map(_option, ("caching", "lazy", "whole_images", "priority", "stats")),
+    *map(_option, ("caching", "lazy", "whole_images", "priority", "stats", "events")),
 )
 """Changes that add or drop a feature, or change what it depends on."""

@@ -17,16 +17,19 @@ from typing import Any
 
 import torch
 import vllm.plugins
+from vllm.config import KVEventsConfig
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.models import registry
 from vllm.multimodal import cache
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id, maybe_convert_block_hash
 from vllm.v1.engine import EngineCoreRequest, core
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from .config import NoBoot, config_of
 from .executor import FakeExecutor
+from .kv_events import KVIndex
 from .reference import EOS, STOPS
 
 _SCHEMA = (
@@ -85,6 +88,8 @@ def boot(case: Mapping[str, Any]) -> Any:
         "long_prefill_token_threshold": case["threshold"],
         "disable_chunked_mm_input": case["whole_images"],
     }
+    if case["events"]:
+        flags["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     if case["loras"]:
         flags |= {"enable_lora": True, "max_loras": case["loras"], "max_lora_rank": 8}
     if case["whole_images"] and case["largest_image"] > case["chunk"]:  # as `MultiModalBudget` does
@@ -99,6 +104,7 @@ def boot(case: Mapping[str, Any]) -> Any:
         engine = _Engine(config, _executor(case))
     except (ValueError, NotImplementedError, AssertionError) as error:
         raise NoBoot(f"{type(error).__name__}: {error}") from error
+    engine.scheduler.kv_event_publisher = engine.kv_index = KVIndex()
     if case["largest_image"]:
         scheduler, room = engine.scheduler, max(case["chunk"], case["largest_image"])
         scheduler.max_num_encoder_input_tokens = room  # as of MultiModalBudget, which needs a model
@@ -111,6 +117,11 @@ def boot(case: Mapping[str, Any]) -> Any:
             getattr(manager, name).shutdown(wait=False)
             setattr(manager, name, _Inline(looks))
     return engine
+
+
+def announced(key: Any) -> tuple[int, Any]:
+    """Return (group, hash) as KV events have them, for a key of the prefix cache."""
+    return get_group_id(key), maybe_convert_block_hash(get_block_hash(key))
 
 
 def _executor(case: Mapping[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from vllm.v1.core.sched import interface
 from vllm.v1.engine import EngineCoreRequestType
 
 from .config import NoBoot, pools_of
-from .engine_core import Matcher, Refused, boot, request_of, sampling
+from .engine_core import Matcher, Refused, announced, boot, request_of, sampling
 from .executor import ModelRunnerError, Traits, key_of
 from .invariants import Broken, at_rest, books
 from .reference import EOS, IMAGES, PLACEHOLDER, STOPS, TEXT, image, pick, states
@@ -363,7 +363,10 @@ class _Player:
                 self._moved = self.steps
         self._note(self.executor.notes)
         self.executor.notes.clear()
-        self._note(books(pools_of(self._scheduler), self._managers))
+        pools = pools_of(self._scheduler)
+        self._note(books(pools, self._managers))
+        if self._case["events"]:
+            self._note(self._engine.kv_index.check(pools["gpu"], announced))
 
     def _take_queued(self) -> None:
         """Process the outputs that EngineCoreProc has queued outside of its steps."""
