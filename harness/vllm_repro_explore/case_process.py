@@ -64,7 +64,7 @@ class CaseProcess:
         case_s: float = CASE_S,
         vllm: str = "vLLM",
     ) -> None:
-        self._start_process, self._errors, self._case_s, self._vllm = start, errors, case_s, vllm
+        self._start_process, self._errors, self.case_s, self._vllm = start, errors, case_s, vllm
         self._process: Any = None
         self._played = 0
         self._buffer = b""
@@ -91,12 +91,12 @@ class CaseProcess:
                 json.dumps({**case.as_json(), "worker": worker}).encode() + b"\n"
             )
             self._process.stdin.flush()
-        line = self._line(self._case_s)
+        line = self._line(self.case_s)
         if line:
             return result_from(json.loads(line))
         if line is None:
             self.close()
-            detail = f"no answer within {self._case_s:.0f} s"
+            detail = f"no answer within {self.case_s:.0f} s"
             finding = Finding(kind=FindingKind.STUCK, site=ENDLESS, detail=detail)
         else:
             site, detail = f"the process ended by {self._signal()}", f"see {self._errors.name}"

@@ -357,6 +357,19 @@ def test_a_new_failure_is_shrunk_and_ends_the_gate() -> None:
     assert gating.score.trials < 200
 
 
+def test_a_failure_that_takes_long_is_shrunk_as_far_as_time_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hangs(case: Case) -> PlayResult:
+        time.sleep(0.05)
+        return result(*(["x"] if any(ask.prompt > 40 for ask in case.asks) else []))
+
+    monkeypatch.setattr("vllm_repro_explore.gate.play._SHRINK_S", 0.3)
+    (proof,) = gated(lambda _: result(), hangs).proofs.values()
+    assert [ask.prompt for ask in proof.failure.shrunk.asks] > [41]
+    assert any(ask.prompt > 40 for ask in proof.failure.shrunk.asks)
+
+
 def test_a_failure_that_the_base_has_near_it_is_not_new() -> None:
     def failing(rest: int) -> Callable[[Case], PlayResult]:
         return lambda case: result(*(["x"] if case.seed % 2 == rest else []))

@@ -28,10 +28,14 @@ from vllm_repro_explore.shrink import shrink
 
 Play = Callable[[Case], PlayResult]
 _CASE_S = 40.0
+_HANG_S, _TIMES = 10.0, 20
+"""A case hangs that takes so many seconds more than so many times the base's; at most `_CASE_S`."""
 _NEIGHBOURS = 40
 """Cases near a new failure that the base must pass before it counts as new."""
 _SHRINK = 150
 """Most cases to shrink a new failure."""
+_SHRINK_S = 60.0
+"""Seconds after which the smallest case so far is taken: one that hangs is found out slowly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +45,18 @@ class Player:
     base: Driver
     changed: Driver
 
-    def __call__(self, case: Case) -> tuple[PlayResult, PlayResult | None]:
+    def __call__(self, case: Case, *, clean: bool = False) -> tuple[PlayResult, PlayResult | None]:
         """Play a case on the base, then with the change, and return both results.
 
-        The second is None, and not played, if the base refuses to start.
+        The second is None, and not played, if the base refuses to start, and with `clean` also if
+        the base fails.
         """
+        began = time.monotonic()
         before = self.base.play(case)
-        return before, None if before.invalid else self.changed.play(case)
+        if before.invalid or (clean and before.findings):
+            return before, None
+        self.changed.case_s = min(_CASE_S, _HANG_S + _TIMES * (time.monotonic() - began))
+        return before, self.changed.play(case)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,20 +265,19 @@ class Gating:
         """
         last: PlayResult | None = None
         in_base: list[int] = []
+        until = time.monotonic() + _SHRINK_S
 
         def fails(case: Case) -> bool:
             """Return True if the base passes a case and `new` is the worst finding of the change.
 
-            Keep the changed tree's result and the base's statements that ran. False once over.
+            Keep the changed tree's result and the base's statements that ran. False once over, or
+            after `_SHRINK_S`.
             """
             nonlocal last
-            if self.over:
+            if self.over or time.monotonic() > until:
                 return False
-            before = player.base.play(case)
-            if before.invalid or before.findings:
-                return False
-            after = player.changed.play(case)
-            if worst_of(after) != new:
+            before, after = player(case, clean=True)
+            if after is None or worst_of(after) != new:
                 return False
             last, in_base[:] = after, before.reached
             return True
@@ -282,7 +290,6 @@ class Gating:
         if clean is None:
             return None
         shrunk = shrink(drawn.case, fails, _SHRINK)
-        fails(shrunk.case)
         near = 0 if often else self._neighbours(player, shrunk.case, key, rng)
         if near is None or last is None:
             return None
