@@ -75,7 +75,7 @@ def add(parser: argparse.ArgumentParser) -> None:
             " needs GPUs"
         ),
     )
-    add_server_options(parser, names=("image", "vllm", "weights"))
+    add_server_options(parser, names=("image", "vllm", "with", "weights"))
     add_run_options(
         parser,
         arm="only this arm; may be given again",
