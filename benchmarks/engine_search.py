@@ -101,7 +101,7 @@ BUGS = (
         shows=lambda finding: finding.site == "events-tokens",
     ),
     Bug(
-        name="#55092",
+        name="PR #55092",
         release="0.33.0",
         mix="events",
         shows=lambda finding: finding.site == "events-early",

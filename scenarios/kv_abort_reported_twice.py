@@ -106,7 +106,7 @@ scenario = Scenario(
         request.reports_to_come = delay_free_blocks + connector_delay_free_blocks
         delay_free_blocks |= connector_delay_free_blocks
 """,
-                why="count the reports to come when a request ends",
+                why="count the reports to come when a request ends; each must come once",
             ),
             patched(
                 "vllm/v1/core/sched/scheduler.py",
@@ -121,7 +121,7 @@ scenario = Scenario(
             request.reports_to_come -= 1
             return
 """,
-                why="free the blocks at the last one",
+                why="free the blocks at the last report",
             ),
         ),
     ],

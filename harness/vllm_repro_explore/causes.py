@@ -23,7 +23,7 @@ from vllm_repro.releases.sources import Source
 from vllm_repro.report.format import columns, plural
 from vllm_repro.report.model import RunReport
 from vllm_repro.running.folders import default_out
-from vllm_repro.running.job import Job, choice_of
+from vllm_repro.running.job import Job, choice_of, refuse_unused_options
 from vllm_repro.running.run import run_one
 from vllm_repro.running.terminal import Progress
 from vllm_repro.scenario.catalogue import find, folder_words
@@ -136,6 +136,9 @@ def run(arguments: argparse.Namespace) -> int:
                 "a rehearsal runs no vLLM that could be changed",
                 hint="vllm-repro doctor shows which servers can run here",
             )
+        if packages:
+            vllm = exchanged(Source(release=scenario.causes.changes[0].release), packages)
+            refuse_unused_options(replace(options, vllm=vllm), choice.kind)
         evidence = choice.kind.value
         words += ["--server", evidence]
         job = Job(

@@ -113,13 +113,13 @@ pressure: long answers in a pool for one of them, and slow stores. long: prompts
 waves: some requests come once the engine is idle. sleep: half of the pauses put the engine to
 sleep. v2: the scheduler's half for the second model runner. image cache: images go through the
 cache of `--mm-processor-cache-gb`. store: the prompts of `fetch` come in the step that needs them;
-late: they come before it, and what ends is saved. mooncake: MooncakeConnector instead of
-NixlConnector. crowd: most requests come in one step, to a pool for one of them; layers of two
-kinds. busy: up to thirty requests, many of them short, in a pool for one or two of the longest;
-layers of two kinds. urgent: short requests come while the longest one, which matters least, is in
-its prefill. same text: equal prompts have other images of the same sizes. cut: answers may end at
-the model's length. least: `min_tokens`. chat: requests that continue an earlier prompt with its
-answer. chunks: offloaded chunks of several blocks.
+late: they come before it, and the blocks of finished requests are saved. mooncake:
+MooncakeConnector instead of NixlConnector. crowd: most requests come in one step, to a pool for one
+of them; layers of two kinds. busy: up to thirty requests, many of them short, in a pool for one or
+two of the longest; layers of two kinds. urgent: short requests come while the longest one, which
+matters least, is in its prefill. same text: equal prompts have other images of the same sizes. cut:
+answers may end at the model's length. least: `min_tokens`. chat: requests that continue an earlier
+prompt with its answer. chunks: offloaded chunks of several blocks.
 """
 
 _LAYERS: tuple[tuple[str, ...], ...] = (

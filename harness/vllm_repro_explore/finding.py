@@ -44,7 +44,7 @@ _MILD = (
     *("store-listed-twice", "load-listed-twice"),
     *("events-missing", "events-early", "events-counted", "events-tokens"),
 )
-"""Invariants whose violation harms less than others of their kind, or comes with one of them."""
+"""Invariants that harm less than others of their kind, or come with them; the worst first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,7 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ),
     ("after a rejected load", "vllm-project/vllm#49250"),
     ("events-tokens", "vllm-project/vllm#44451"),
-    ("events-early", "vllm-project/vllm#55092; routers may count copies"),
+    ("events-early", "vllm-project/vllm#55092; routers that count copies are right"),
     (
         "fetched without the first token of a window",
         "not reported; the scenario nixl-fetch-loses-token",

@@ -200,10 +200,11 @@ def jobs_from(arguments: argparse.Namespace, options: ServerOptions) -> list[Job
 def _on_cpu(scenario: Scenario, options: ServerOptions) -> list[ServerOptions]:
     """Return the options of a scenario's runs without a GPU: the newest release, and `--vllm`.
 
-    They use the lab if the scenario has one, else a process.
+    With `--with` only the latter. They use the lab if the scenario has one, else a process.
     """
     kind = ServerKind.LAB if scenario.lab else ServerKind.PROCESS
-    sources = dict.fromkeys((Source(release=NEWEST), options.vllm))
+    exchanged = options.vllm and options.vllm.packages
+    sources = dict.fromkeys((None if exchanged else Source(release=NEWEST), options.vllm))
     return [replace(options, server=kind, vllm=source) for source in sources if source]
 
 

@@ -105,7 +105,7 @@ def command_text(scenario: Scenario, arm: Arm, options: ServerOptions, style: st
     if options.vllm and not options.vllm.release:
         raise UsageError(
             f"an image has a release, not {options.vllm}",
-            hint="--as lab or --as serve shows a command that runs it",
+            hint="--as lab shows a command that runs it, once it is in the cache",
         )
     version = f"{options.vllm or scenario.try_with}"
     image = options.image or default_image(scenario, version)
@@ -152,9 +152,12 @@ def _patched_locally(arm: Arm, options: ServerOptions) -> tuple[str, Mapping[str
     local = None if options.vllm else local_vllm()
     if local is None:
         raise InfraError(
-            (f"vLLM {options.vllm} is not in the cache," if options.vllm else "no vllm is here,")
-            + f" and the arm {arm.name} changes files of it",
-            hint="run it once with --server process --vllm V, or show it --as docker or --as lab",
+            (
+                f"vLLM {options.vllm} is not in the cache, and the arm {arm.name} changes its files"
+                if options.vllm
+                else f"no vllm is installed here, and the arm {arm.name} changes files of it"
+            ),
+            hint="run it once with --server process --vllm V, or show it --as lab",
         )
     return str(local.executable), patch_installed(local.executable, arm.patches, to_stderr).env
 

@@ -319,8 +319,10 @@ def _installed(options: ServerOptions, scenario: Scenario) -> LocalVllm:
         raise InfraError(
             f"{here}, and a release that vllm-repro installs is a CPU build",
             hint=(
-                (f"--server docker runs vLLM {options.vllm}; or " if options.vllm.release else "")
-                + "install it, so that `vllm` on PATH is that one"
+                f"--server docker runs vLLM {options.vllm}; or install it, so that `vllm` on PATH"
+                " is that one"
+                if options.vllm.release
+                else f"install {options.vllm} and leave out --vllm: then `vllm` on PATH runs"
             ),
         )
     if local is None:

@@ -118,8 +118,8 @@ def read_change(
 
     text: a diff file, COMMIT of a checkout as FOLDER@COMMIT, a checkout with changes, or a source
     as `--vllm` has it. base: `--base`. packages: `--with`, exchanged in both. Raises `UsageError`
-    for what is none of these or changes nothing, and `UnfitError` for a diff that does not apply or
-    a file that is no Python.
+    for what is none of these, changes nothing or names no package, and `UnfitError` for a diff that
+    does not apply or a file that is no Python.
     """
     path = Path(text).expanduser()
     if path.suffix == ".whl" or path.is_dir() or not (path.exists() or path.suffix == ".diff"):

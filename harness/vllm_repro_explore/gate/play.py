@@ -29,13 +29,13 @@ from vllm_repro_explore.shrink import shrink
 Play = Callable[[Case], PlayResult]
 _CASE_S = 40.0
 _HANG_S, _TIMES = 10.0, 20
-"""A case hangs that takes so many seconds more than so many times the base's; at most `_CASE_S`."""
+"""A case hangs after `_HANG_S` seconds plus `_TIMES` times the base's time, at most `_CASE_S`."""
 _NEIGHBOURS = 40
 """Cases near a new failure that the base must pass before it counts as new."""
 _SHRINK = 150
 """Most cases to shrink a new failure."""
 _SHRINK_S = 60.0
-"""Seconds after which the smallest case so far is taken: one that hangs is found out slowly."""
+"""Seconds after which shrinking ends: each case that hangs takes its whole limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +45,17 @@ class Player:
     base: Driver
     changed: Driver
 
-    def __call__(self, case: Case, *, clean: bool = False) -> tuple[PlayResult, PlayResult | None]:
+    def __call__(
+        self, case: Case, *, only_if_base_passes: bool = False
+    ) -> tuple[PlayResult, PlayResult | None]:
         """Play a case on the base, then with the change, and return both results.
 
-        The second is None, and not played, if the base refuses to start, and with `clean` also if
-        the base fails.
+        The second is None, and not played, if the base refuses to start, and with
+        `only_if_base_passes` also if the base fails.
         """
         began = time.monotonic()
         before = self.base.play(case)
-        if before.invalid or (clean and before.findings):
+        if before.invalid or (only_if_base_passes and before.findings):
             return before, None
         self.changed.case_s = min(_CASE_S, _HANG_S + _TIMES * (time.monotonic() - began))
         return before, self.changed.play(case)
@@ -276,7 +278,7 @@ class Gating:
             nonlocal last
             if self.over or time.monotonic() > until:
                 return False
-            before, after = player(case, clean=True)
+            before, after = player(case, only_if_base_passes=True)
             if after is None or worst_of(after) != new:
                 return False
             last, in_base[:] = after, before.reached
@@ -293,6 +295,7 @@ class Gating:
         near = 0 if often else self._neighbours(player, shrunk.case, key, rng)
         if near is None or last is None:
             return None
+        player.changed.case_s = _CASE_S  # it imports vLLM's workers first
         runner = player.changed.play(shrunk.case, worker="runner")
         worst = worst_of(last) or new
         failure = Found(

@@ -105,6 +105,9 @@ def boot(case: Mapping[str, Any]) -> Any:
     except (ValueError, NotImplementedError, AssertionError) as error:
         raise NoBoot(f"{type(error).__name__}: {error}") from error
     engine.scheduler.kv_event_publisher = engine.kv_index = KVIndex()
+    if connector := engine.scheduler.connector:
+        # the index is of the GPU's pool, and some releases name it in events of a CPU pool, too
+        connector.take_events = tuple
     if case["largest_image"]:
         scheduler, room = engine.scheduler, max(case["chunk"], case["largest_image"])
         scheduler.max_num_encoder_input_tokens = room  # as of MultiModalBudget, which needs a model
@@ -119,7 +122,7 @@ def boot(case: Mapping[str, Any]) -> Any:
     return engine
 
 
-def announced(key: Any) -> tuple[int, Any]:
+def event_block_of(key: Any) -> tuple[int, Any]:
     """Return (group, hash) as KV events have them, for a key of the prefix cache."""
     return get_group_id(key), maybe_convert_block_hash(get_block_hash(key))
 

@@ -13,13 +13,19 @@ from .invariants import Broken
 
 
 class KVIndex:
-    """Publisher of KV events that keeps them as a router does, in place of vLLM's own."""
+    """Publisher of KV events that keeps them as routers do, in place of vLLM's own.
+
+    Some routers take the last event of a block as its state, others count: one event for each copy
+    of a block. vLLM may be right for either, and in a case for one of them throughout.
+    """
 
     def __init__(self) -> None:
-        # (group, hash) of blocks in the GPU's pool: announced and not taken back since
+        # (group, hash) of blocks whose last event is that they were stored
         self._cached: set[tuple[Any, Any]] = set()
-        # how often it was announced and not taken back, as routers count that expect copies
+        # how much more often a block was stored than removed
         self._counts: Counter[tuple[Any, Any]] = Counter()
+        # the last event of a block was wrong: now only counting can be right
+        self._counting = False
         self._events: list[Any] = []
 
     def publish(self, batch: Any) -> None:
@@ -30,31 +36,33 @@ class KVIndex:
         """Do nothing: there is no socket to close."""
 
     def check(self, pool: Any, block_of: Callable[[Any], tuple[Any, Any]]) -> Iterator[Broken]:
-        """Yield differences between the index and vLLM's block pool on the GPU.
+        """Yield contradictions within events, and differences from the block pool on the GPU.
 
-        Yield none while the pool has events that were not published yet. block_of: returns the
-        (group, hash) that events have for a key of the pool's cache.
+        Skip the differences while the pool has unpublished events. block_of: returns the (group,
+        hash) that events have for a key of the pool's cache.
         """
         events, self._events = self._events, []
         for event in events:
-            if getattr(event, "medium", "GPU") == "GPU":
-                yield from self._take(event)
+            yield from self._take(event)
         if pool.kv_event_queue:
             return
-        cached = {*map(block_of, pool.cached_block_hash_to_block._cache)}
-        counted = {block for block, count in self._counts.items() if count > 0}
-        for name, blocks, told in (
-            ("stale", self._cached - cached, "were announced, and are not in the cache"),
-            ("missing", cached - self._cached - counted, "are in the cache, and not announced"),
-            ("early", (cached & counted) - self._cached, "were taken back, and a copy is left"),
-            (
-                "counted",
-                counted - cached - self._cached,
-                "were taken back less often than announced",
-            ),
+        copies = {
+            block_of(key): len(held) if isinstance(held, dict) else 1
+            for key, held in pool.cached_block_hash_to_block._cache.items()
+        }
+        absent = copies.keys() - self._cached
+        early = {block for block in absent if self._counts[block] > 0}
+        self._counting |= bool(early)
+        counts = {block: count for block, count in self._counts.items() if count}
+        miscounted = counts.items() ^ copies.items() if self._counting else ()
+        for name, blocks, what in (
+            ("stale", self._cached - copies.keys(), "were stored, and are not in the cache"),
+            ("missing", absent - early, "are in the cache, and were not stored, or were removed"),
+            ("early", early, "were removed, and a copy of them is in the cache"),
+            ("counted", miscounted, "have more or fewer events than copies"),
         ):
             if blocks:
-                yield f"events-{name}", f"{len(blocks)} blocks {told}"
+                yield f"events-{name}", f"{len(blocks)} blocks {what}"
 
     def _take(self, event: Any) -> Iterator[Broken]:
         """Put an event into the index; yield a violation if it contradicts itself."""
@@ -63,7 +71,7 @@ class KVIndex:
             self._cached.clear()
             self._counts.clear()
             return
-        blocks = {(event.group_idx, one) for one in hashes}
+        blocks = {(event.group_idx, block_hash) for block_hash in hashes}
         if not hasattr(event, "token_ids"):
             self._cached -= blocks
             self._counts.subtract(blocks)
@@ -71,7 +79,9 @@ class KVIndex:
         self._cached |= blocks
         self._counts.update(blocks)
         tokens = len(event.token_ids)
-        if tokens != len(hashes) * event.block_size:
+        # vllm-project/vllm#44488 would say which tokens each block has
+        stated = getattr(event, "block_offsets", None) is not None
+        if not stated and tokens != len(hashes) * event.block_size:
             yield (
                 "events-tokens",
                 f"an event has {tokens} tokens for {len(hashes)} blocks of {event.block_size}",

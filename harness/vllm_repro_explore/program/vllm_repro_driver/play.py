@@ -18,7 +18,7 @@ from vllm.v1.core.sched import interface
 from vllm.v1.engine import EngineCoreRequestType
 
 from .config import NoBoot, pools_of
-from .engine_core import Matcher, Refused, announced, boot, request_of, sampling
+from .engine_core import Matcher, Refused, boot, event_block_of, request_of, sampling
 from .executor import ModelRunnerError, Traits, key_of
 from .invariants import Broken, at_rest, books
 from .reference import EOS, IMAGES, PLACEHOLDER, STOPS, TEXT, image, pick, states
@@ -366,7 +366,7 @@ class _Player:
         pools = pools_of(self._scheduler)
         self._note(books(pools, self._managers))
         if self._case["events"]:
-            self._note(self._engine.kv_index.check(pools["gpu"], announced))
+            self._note(self._engine.kv_index.check(pools["gpu"], event_block_of))
 
     def _take_queued(self) -> None:
         """Process the outputs that EngineCoreProc has queued outside of its steps."""

@@ -1,7 +1,8 @@
 """KV connectors that load prompts that another engine has stored, and may fail to.
 
-One loads in the step that needs them, as none of vLLM's own does. The other loads before that step
-and saves what ends, as LMCache does.
+`StoreConnector` loads in the step that needs the prompt, as ExampleConnector does.
+`LateStoreConnector` loads before that step and saves the blocks of each finished request, as
+LMCacheMPConnector does.
 
 vLLM loads them by path, like a user's own connectors. `kv_transfer_params` of a request: {"stored":
 true} if another engine has computed its prompt. The worker half reports the blocks that did not
@@ -21,31 +22,33 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 
 @dataclass
-class _Loads(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not installed here
-    """Transfers that begin in a step.
+class _Transfers(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not installed here
+    """Transfers that begin in a step."""
 
-    by_request: the blocks to load of each request, and their places in the prompt from 1 on. saves:
-    the blocks to save.
-    """
-
-    by_request: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    # for each request the blocks to load, and their places in the prompt from 1 on
+    loads: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    # for each request the blocks to save
     saves: dict[str, list[int]] = field(default_factory=dict)
 
 
 class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
     """Connector that loads stored prompts in the step that needs them; both of its halves.
 
-    memory: the executor. copier: simulates its transfers. Both are None in the scheduler half.
+    The scheduler half has neither `memory` nor `copier`.
     """
 
+    # the executor
     memory: Any = None
+    # simulates transfers of its blocks
     copier: Any = None
+    # what a wrong answer is blamed on after a load failed; empty if on nothing
+    lost_by = "after a rejected load"
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._block = vllm_config.cache_config.block_size
         self._first: dict[str, int] = {}
-        self._next = _Loads()
+        self._next = _Transfers()
         self._failed: set[int] = set()
 
     def get_num_new_matched_tokens(
@@ -67,25 +70,24 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
             (table,) = blocks.get_block_ids()
             first = self._first[request.request_id]
             places = range(first // self._block, (first + num_external_tokens) // self._block)
-            self._next.by_request[request.request_id] = [
-                (table[place], place + 1) for place in places
-            ]
+            self._next.loads[request.request_id] = [(table[place], place + 1) for place in places]
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """Return the loads that the worker half does in this step."""
-        begun, self._next = self._next, _Loads()
+        """Return the loads and saves that the worker half begins in this step."""
+        begun, self._next = self._next, _Transfers()
         return begun
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         """Load the step's blocks at once; note those that did not come."""
-        for name, blocks in self._get_connector_metadata().by_request.items():
+        for name, blocks in self._get_connector_metadata().loads.items():
             self._load(name, blocks)
 
     def _load(self, name: str, blocks: list[tuple[int, int]]) -> None:
         """Load a request's blocks now, or note that they did not come."""
         if not self.memory.fetch(name, [blocks]):
             self._failed |= {block for block, _ in blocks}
-            self.memory.lost.setdefault(name, "after a rejected load")
+            if self.lost_by:
+                self.memory.lost.setdefault(name, self.lost_by)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return the blocks that did not come since the last call."""
@@ -93,7 +95,7 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
         return failed
 
     def _do_nothing(self, *_: Any, **__: Any) -> None:
-        """Do nothing: every load is complete at its start, and nothing is stored."""
+        """Do nothing: transfers begin in `start_load_kv`."""
 
     wait_for_layer_load = save_kv_layer = wait_for_save = _do_nothing
 
@@ -101,9 +103,11 @@ class StoreConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
 class LateStoreConnector(StoreConnector):
     """Connector that loads stored prompts ahead, and saves the blocks of each request that ends.
 
-    Both take steps. A request that is aborted while it loads has two ends to come. A prompt is
-    loaded once, as with NIXL.
+    Both take steps. Of a request that is aborted while it loads, the worker half reports two ends.
+    A prompt is loaded once, as with NIXL.
     """
+
+    lost_by = ""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -137,12 +141,24 @@ class LateStoreConnector(StoreConnector):
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         """Begin the loads and saves of the step."""
         begun = self._get_connector_metadata()
-        for name, blocks in begun.by_request.items():
+        for name, blocks in begun.loads.items():
             self._loads[name] = self.copier.transfer(
                 "load", [block for block, _ in blocks], partial(self._load, name, blocks)
             )
         for name, saved in begun.saves.items():
-            self._saves[name] = self.copier.transfer("store", saved, lambda: None)
+            # a step in flight may still write into the last one, and a load into any
+            kept = [] if name in self._loads else saved[:-1]
+            check = partial(self._check_saved, name, kept, self._content(kept))
+            self._saves[name] = self.copier.transfer("store", saved, check)
+
+    def _content(self, blocks: list[int]) -> list[bytes]:
+        """Return the content of blocks, a part for each layer."""
+        return [part.tobytes() for block in blocks for part in self.memory.get(block)]
+
+    def _check_saved(self, name: str, blocks: list[int], before: list[bytes]) -> None:
+        """Note a violation if the content of blocks changed while they were saved."""
+        if self._content(blocks) != before:
+            self.memory.notes.append(("saved-block-changed", f"{name}: it was freed too early"))
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         """Count a poll of each transfer; return the requests whose saves and loads have ended."""
