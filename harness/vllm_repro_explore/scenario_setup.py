@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any
 
+from vllm_repro.command.command import ServeCommand
 from vllm_repro.errors import UsageError
-from vllm_repro.scenario.scenario import Arm, Scenario
+from vllm_repro.scenario.scenario import Arm, Lab, Scenario
 from vllm_repro.scenario.workload import Conversation, Pause, Rest, Size, requests_of, resolve
 from vllm_repro_explore.case import Case, Request, Setup
 
@@ -36,6 +37,8 @@ _UNNEEDED = (
     "--enable-logging-iteration-details",
     "--enable-prompt-tokens-details",
     "--middleware",
+    "--served-model-name",
+    "--trust-remote-code",
 )
 """Flags that change no decision of the scheduler."""
 _PLENTY = 4
@@ -50,10 +53,9 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
     """
     lab = scenario.lab
     command = scenario.command_in_lab(arm)
-    blocks = command.number("--num-gpu-blocks-override")
     if (
         lab is None
-        or not blocks
+        or not command.number("--num-gpu-blocks-override")
         or not {"full", "sliding"}.issuperset(lab.shape(scenario.model).kinds)
     ):
         raise UsageError(
@@ -61,15 +63,26 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
             "its lab does not state layers (full or sliding) and the number of KV blocks",
             hint="vllm-repro list -v names the scenarios with this form, and the forms of each",
         )
+    if "kv_load_failure_policy" in transfer_of(command):
+        raise _not_played(scenario, "kv_load_failure_policy")
+    return server_of(scenario, lab, command)
+
+
+def server_of(
+    scenario: Scenario, lab: Lab, command: ServeCommand, more: Collection[str] = ()
+) -> Setup:
+    """Return the server flags of a command in the lab; its pool is large if it states no blocks.
+
+    more: flags that the caller plays itself. Raises `UsageError` for others that are not played.
+    """
     shape, block = lab.shape(scenario.model), command.number("--block-size") or 16
-    transfer = json.loads(command.get("--kv-transfer-config") or "{}")
-    names = {flag.name.replace("--no-", "--", 1) for flag in command.flags} - {*_PLAYED, *_UNNEEDED}
-    if (not_played := sorted(names)) or "kv_load_failure_policy" in transfer:
-        raise UsageError(
-            f"the server of {scenario.id} has flags that are not played:"
-            f" {', '.join(not_played) or 'kv_load_failure_policy'}",
-            hint="name another --arm, or search without a scenario: vllm-repro explore --engine",
-        )
+    max_len = command.number("--max-model-len") or 4096
+    seqs = command.number("--max-num-seqs") or 256
+    blocks = command.number("--num-gpu-blocks-override") or 4 * -(-max_len // block) + 1
+    transfer = transfer_of(command)
+    names = {flag.name.replace("--no-", "--", 1) for flag in command.flags}
+    if not_played := sorted(names - {*_PLAYED, *_UNNEEDED, *more}):
+        raise _not_played(scenario, ", ".join(not_played))
     extra: Mapping[str, Any] = transfer.get("kv_connector_extra_config", {})
     page = 4 * shape.kv_heads * shape.head_dim * block
     room = int(extra.get("cpu_bytes_to_use_per_rank", extra.get("cpu_bytes_to_use", 0))) // page
@@ -79,8 +92,8 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
         block=block,
         blocks=blocks,
         chunk=command.number("--max-num-batched-tokens") or 2048,
-        seqs=command.number("--max-num-seqs") or 256,
-        max_len=command.number("--max-model-len") or 4096,
+        seqs=seqs,
+        max_len=max_len,
         caching=command.enabled("--enable-prefix-caching") is not False,
         hybrid=not command.enabled("--disable-hybrid-kv-cache-manager"),
         connector=transfer.get("kv_connector", ""),
@@ -92,6 +105,19 @@ def setup_from(scenario: Scenario, arm: Arm) -> Setup:
         and command.enabled("--async-scheduling") is not False,
         priority=command.get("--scheduling-policy") == "priority",
         threshold=command.number("--long-prefill-token-threshold") or 0,
+    )
+
+
+def transfer_of(command: ServeCommand) -> dict[str, Any]:
+    """Return the value of `--kv-transfer-config`; empty without the flag."""
+    return dict(json.loads(command.get("--kv-transfer-config") or "{}"))
+
+
+def _not_played(scenario: Scenario, flags: str) -> UsageError:
+    """Return the error of a server whose flags are not played."""
+    return UsageError(
+        f"the server of {scenario.id} has flags that are not played: {flags}",
+        hint="name another --arm, or search without a scenario: vllm-repro explore --engine",
     )
 
 

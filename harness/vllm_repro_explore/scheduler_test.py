@@ -1,7 +1,7 @@
 """pytest file of a finding, for vLLM's own `tests/v1/core`, which imports nothing of this package.
 
-It plays the scheduler and the connector alone, without the checks of block accounting and of
-answers.
+It plays the scheduler and the connector alone, without the check of block accounting. It checks
+what the blocks hold only for a scenario with wrong answers.
 """
 
 from __future__ import annotations
@@ -22,18 +22,27 @@ from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro_explore.case import beyond_scheduler
 from vllm_repro_explore.draft import KV_BYTES, speculative_config, transfer_config
 from vllm_repro_explore.finding import ENDLESS, FindingKind
-from vllm_repro_explore.scenario_setup import case_from
+from vllm_repro_explore.scheduler_case import scheduler_case
 
 _FOLDER = Path(__file__).with_name("templates")
 _WIDTH = 118
 _SIMPLE, _OFFLOADING = "SimpleCPUOffloadConnector", "OffloadingConnector"
-_PARTS = {
-    "": (),
-    _SIMPLE: (_SIMPLE,),
-    _OFFLOADING: (_OFFLOADING,),
-    "MultiConnector": (_SIMPLE, _OFFLOADING),
+_NIXL, _LATE = "NixlConnector", "LateConnector"
+_COPIED = (_SIMPLE, _OFFLOADING, _NIXL, _LATE)
+"""Connectors that the template has copies for, alone or as parts of a MultiConnector."""
+_REQUEST = {
+    "prompt": None,
+    "answer": None,
+    "shared": 0,
+    "after": 0,
+    "abort": -1,
+    "priority": 0,
+    "transfer": None,
+    "parts": None,
+    "stop": None,
+    "reset": None,
 }
-"""Connectors that the template has copies for, with the parts of each."""
+"""Arguments of a request in the test, with the default of each."""
 _FLAGS = {
     "max_len": "max_model_len",
     "block": "block_size",
@@ -113,7 +122,7 @@ def scenario_test(scenario: Scenario, arm: Arm | None = None) -> str:
             f" {scenario.status.good or 'none known'}. Arm: {arm.name}."
         ),
     ]
-    return _test_file(case_from(scenario, arm).as_json(), about)
+    return _test_file(scheduler_case(scenario, arm), about)
 
 
 def _test_file(case: Mapping[str, Any], about: Sequence[str]) -> str:
@@ -123,39 +132,61 @@ def _test_file(case: Mapping[str, Any], about: Sequence[str]) -> str:
 
     Raises `UsageError` for a connector whose copies the test cannot simulate.
     """
-    if case["connector"] not in _PARTS:
-        raise UsageError(f"no test shows this finding: it has no copies for {case['connector']}")
-    parts = _PARTS[case["connector"]]
     requests = [request for wave in case["waves"] for request in wave]
+    transfer = _transfer(case)
+    parts = _connectors(transfer)
+    if unknown := sorted({*parts} - {*(_COPIED if "transfer" in case else _COPIED[:2])}):
+        raise UsageError(f"no test shows this finding: it has no copies for {', '.join(unknown)}")
     text = plain_text(
         "scheduler_test.txt",
         _FOLDER,
-        about="\n".join(line for text in about for line in wrap(text, _WIDTH) or [""])
+        about="\n".join(line for text in about for line in wrap(text, _WIDTH - 3) or [""])
         .replace("\\", "\\\\")
         .replace('"""', "'''"),
         case=case,
+        seconds="seconds" in case,
+        content=case.get("content", False),
         simple=_SIMPLE in parts,
         offloading=_OFFLOADING in parts,
-        late=any(request["after"] or request["abort"] >= 0 for request in requests),
-        flags=_flags(case),
-        extra=_extra(case, parts),
+        nixl=_NIXL in parts,
+        late_connector=_LATE in parts,
+        mamba="mamba" in case["layers"],
+        uses=(uses := _uses(requests)),
+        more=uses["priority"] or uses["parts"],
+        timed=any(uses[name] for name in ("after", "abort", "parts", "reset")),
+        constants=_lines("FLAGS", _flags(case)) + (_lines("TRANSFER", transfer) if parts else []),
         waves=_waves(case),
     )
     return f"{text}\n"
 
 
-def _flags(case: Mapping[str, Any]) -> list[str]:
-    """Return source lines with the engine arguments of the case."""
-    flags = {
+def _uses(requests: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """Return for each argument of a request whether one of the requests has it."""
+    return {
+        name: any(request.get(name, default) != default for request in requests)
+        for name, default in _REQUEST.items()
+    }
+
+
+def _flags(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the engine arguments of the case."""
+    return {
         **{flag: case[name] for name, flag in _FLAGS.items()},
         "enable_chunked_prefill": True,
         "dtype": "bfloat16",
         # some releases disable it if there is a connector
         "disable_hybrid_kv_cache_manager": not case["hybrid"],
+        **({"scheduling_policy": "priority"} if case["priority"] else {}),
+        **({"long_prefill_token_threshold": case["threshold"]} if case["threshold"] else {}),
+        **({"mamba_cache_mode": case["mamba_mode"]} if "mamba" in case["layers"] else {}),
         **({"speculative_config": speculative_config(case["draft"])} if case["draft"] else {}),
     }
-    text = ", ".join(f"{name}={value!r}" for name, value in flags.items())
-    return wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ")
+
+
+def _lines(name: str, values: Mapping[str, Any]) -> list[str]:
+    """Return source lines that define `name`, a `dict` with the values."""
+    text = ", ".join(f"{key}={value!r}" for key, value in values.items())
+    return wrap(f"{name} = dict({text})", _WIDTH, subsequent_indent="    ")
 
 
 def _waves(case: Mapping[str, Any]) -> list[str]:
@@ -167,7 +198,8 @@ def _waves(case: Mapping[str, Any]) -> list[str]:
     lines = [
         f"    *{many} * [{wave}]," if many > 1 else f"    {wave}," for wave, many in runs(waves)
     ]
-    return ["WAVES = [", *lines, "]"]
+    wrapped = [part for line in lines for part in wrap(line, _WIDTH, subsequent_indent=" " * 8)]
+    return ["WAVES = [", *wrapped, "]"]
 
 
 def _list(values: Sequence[str]) -> str:
@@ -180,16 +212,42 @@ def _list(values: Sequence[str]) -> str:
 def _call(request: Mapping[str, Any]) -> str:
     """Return the source of one request, a call of `dict`."""
     fields = {
-        **{name: request[name] for name in ("prompt", "answer")},
-        **{name: request[name] for name in ("shared", "after") if request[name]},
-        **({"abort": request["abort"]} if request["abort"] >= 0 else {}),
+        name: request[name]
+        for name, default in _REQUEST.items()
+        if request.get(name, default) != default
     }
     return f"dict({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
 
 
-def _extra(case: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
-    """Return the connector's `kv_connector_extra_config`. parts: names of its connectors."""
+def _transfer(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of vLLM's `KVTransferConfig`; empty without a connector.
+
+    The sizes of offloading connectors are those of the test's blocks.
+    """
     extra: dict[str, Any] = {"cpu_bytes_to_use": case["cpu_blocks"] * case["block"] * KV_BYTES}
-    if len(parts) > 1:
-        return {"connectors": [transfer_config(name, extra) for name in parts]}
-    return extra | ({"lazy_offload": True} if case["lazy"] and _SIMPLE in parts else {})
+    match case["connector"], case.get("transfer"):
+        case str(name), _ if name in (_SIMPLE, _OFFLOADING):
+            lazy = {"lazy_offload": True} if case["lazy"] and name == _SIMPLE else {}
+            return transfer_config(name, extra | lazy)
+        case "MultiConnector", None:
+            parts = [transfer_config(name, extra) for name in (_SIMPLE, _OFFLOADING)]
+            return transfer_config("MultiConnector", {"connectors": parts})
+        case str(name), None if name:
+            return transfer_config(name, {})
+        case _, transfer:
+            return _without_module(transfer or {})
+
+
+def _without_module(transfer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a `--kv-transfer-config` without modules: the test has its connector itself."""
+    kept = {name: transfer[name] for name in transfer if name != "kv_connector_module_path"}
+    extra = dict(kept.get("kv_connector_extra_config", {}))
+    if "connectors" in extra:
+        extra["connectors"] = [_without_module(part) for part in extra["connectors"]]
+    return kept | ({"kv_connector_extra_config": extra} if extra else {})
+
+
+def _connectors(transfer: Mapping[str, Any]) -> list[str]:
+    """Return the names of the connectors that move blocks: itself, or its parts."""
+    parts = transfer.get("kv_connector_extra_config", {}).get("connectors", [transfer])
+    return [part["kv_connector"] for part in parts if part]

@@ -198,6 +198,17 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
             )
 
 
+def names_of(text: str) -> tuple[set[str], set[str]]:
+    """Return the names that a test uses and those that it defines; check what it imports."""
+    tree = ast.parse(text)
+    modules, names = map(set, zip(*imports(tree), strict=True))
+    assert modules - sys.stdlib_module_names == {"torch", "vllm"}
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert names <= used | {"planning"}
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    return used, {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+
+
 @pytest.mark.parametrize(
     "name", ["sco-lazy-starves", "sco-lazy-never-rests", "sco-window-loads-wait", "sco-hybrid"]
 )
@@ -213,19 +224,76 @@ def test_it_is_short(name: str) -> None:
 def test_it_needs_vllm_and_torch_alone_and_has_what_it_uses(
     connector: str, waves: Any, more: dict[str, Any]
 ) -> None:
-    tree = ast.parse(
+    used, _ = names_of(
         finding_test(finding(Case(Setup(connector=connector, **more), waves, 1)), "0.32.0")
     )
-    modules, names = map(set, zip(*imports(tree), strict=True))
-    assert modules - sys.stdlib_module_names == {"torch", "vllm"}
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    assert names <= used | {"planning"}
     flags = {
-        "CONNECTOR": bool(connector),
+        "TRANSFER": bool(connector),
         "DRAFT": bool(more.get("draft")),
         "RequestStatus": waves is LATE,
     }
     assert {name: name in used for name in flags} == flags
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "parts"),
+    [
+        (
+            "priority-uncomputed-blocks",
+            "dict(prompt=64, answer=8, after=0.1)",
+            "plan compute",
+        ),
+        (
+            "session-preempted-at-turn-end",
+            "dict(prompt=49, answer=1, after=0.2, parts=[(2, 30), (3, 0)])",
+            "plan",
+        ),
+        (
+            "session-drafts-outlive-turn",
+            "dict(prompt=64, answer=6, parts=[(2, 1), (4, 1), (5, 0)])",
+            "plan",
+        ),
+        (
+            "async-streaming-stop",
+            "dict(prompt=40, answer=16, parts=[(0, 30), (1, 0)], stop=77)",
+            "plan",
+        ),
+        (
+            "kv-abort-reported-twice",
+            "abort=0.3, transfer={'load_after_end': 100, 'save': 200})",
+            "plan LateConnector",
+        ),
+        ("kv-load-rejected", "dict(prompt=45, answer=51, transfer={'reject': True})", "Begun"),
+        (
+            "kv-load-rejected-cached",
+            "dict(prompt=2112, answer=16, shared=2112)",
+            "compute LateConnector",
+        ),
+        ("multi-connector-second-report", "transfer={'load': 5})", "LateConnector"),
+        ("nixl-failed-fetch-reserves", "'remote_engine_id': 'gone'", "Fetches OffloadingCopies"),
+        ("nixl-failed-fetch-waits", "'remote_engine_id': 'prefill'", "Fetches plan"),
+        ("nixl-fetch-loses-token", "'do_remote_decode': True", "Fetches compute"),
+        ("nixl-mamba-preempted-for-ever", "dict(prompt=32, answer=2)", "Fetches"),
+        ("nixl-mamba-prompt-twice", "dict(prompt=65, answer=1, shared=65", "Fetches"),
+        (
+            "offloading-reset-running",
+            "dict(after=1, reset={'reset_running_requests': True})",
+            "OffloadingCopies plan",
+        ),
+        (
+            "offloading-waiting-leaves",
+            "dict(prompt=200, answer=8, after=1, abort=1)",
+            "OffloadingCopies plan",
+        ),
+    ],
+)
+def test_the_scheduler_alone_runs_a_scenario(name: str, request_: str, parts: str) -> None:
+    text = scenario_test(find(name))
+    assert request_ in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 120
+    _, defined = names_of(text)
+    makes_up = {"plan", "compute", "LateConnector", "Begun", "Fetches", "OffloadingCopies"}
+    assert set(parts.split()) <= defined & makes_up
 
 
 @pytest.mark.parametrize("seed", range(1, 40))
@@ -258,8 +326,21 @@ def test_what_has_none_says_so() -> None:
     hybrid = find("sco-hybrid")
     with pytest.raises(UsageError, match="changes vLLM's source"):
         scenario_test(hybrid, hybrid.arm("patched"))
-    with pytest.raises(UsageError, match="dsv4-tp2 has no server that can be played"):
-        scenario_test(find("dsv4-tp2"))
     words = replace(hybrid, workload=(completion(prompt="hello"),))
     with pytest.raises(UsageError, match="does not state the length"):
         scenario_test(words)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("dsv4-tp2", "flags that are not played: .*--nnodes"),
+        ("dsv4-cpu-first-request", "compressed, sparse layers, whose blocks"),
+        ("grammar-after-valid", "sends structured_outputs, which the scheduler alone"),
+        ("image-longer-than-threshold", "sends messages, which the scheduler alone"),
+        ("tq-chunked-prefill", "flags that are not played: .*--kv-cache-dtype"),
+    ],
+)
+def test_a_scenario_without_a_test_names_the_reason(name: str, why: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} .*{why}"):
+        scenario_test(find(name))

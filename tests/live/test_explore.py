@@ -139,18 +139,62 @@ def failed(release: Release, text: str, pytest_folder: Path, folder: Path) -> st
     return done.stdout if done.returncode else ""
 
 
+STUCK = "400 steps without progress"
+WRONG = "which does not hold its tokens"
+
+
 @pytest.mark.parametrize(
-    "name", ["sco-lazy-starves", "sco-lazy-never-rests", "sco-window-loads-wait"]
+    ("name", "release", "shown", "mended"),
+    [
+        ("sco-lazy-starves", "0.32.0", STUCK, "patched"),
+        ("sco-lazy-never-rests", "0.32.0", STUCK, "patched"),
+        ("sco-window-loads-wait", "0.32.0", STUCK, "patched"),
+        ("priority-uncomputed-blocks", "0.32.0", WRONG, "patched"),
+        ("session-preempted-at-turn-end", "0.32.0", "some are left: 0.2 WAITING", "patched"),
+        ("session-drafts-outlive-turn", "0.32.0", "assert num_new_tokens > 0", "patched"),
+        (
+            "async-streaming-stop",
+            "0.29.0",
+            "assert request.num_output_placeholders >= 0",
+            "backport",
+        ),
+        ("kv-abort-reported-twice", "0.32.0", "assert req_id in self.requests", "counted"),
+        ("kv-load-rejected", "0.32.0", f"{STUCK}; requests left: 0.0 RUNNING", "patched"),
+        ("kv-load-rejected-cached", "0.32.0", WRONG, "patched"),
+        (
+            "multi-connector-second-report",
+            "0.32.0",
+            "assert RequestStatus.is_finished(req.status)",
+            "guard",
+        ),
+        ("nixl-failed-fetch-reserves", "0.32.0", f"{STUCK}; requests left: 1.0", "patched"),
+        ("nixl-failed-fetch-waits", "0.32.0", f"{STUCK}; requests left: 0.0 WAITING", "patched"),
+        ("nixl-fetch-loses-token", "0.32.0", WRONG, "patched"),
+        ("nixl-mamba-preempted-for-ever", "0.32.0", STUCK, "patched"),
+        ("nixl-mamba-prompt-twice", "0.28.0", "assert num_new_tokens > 0", "truncated-first"),
+        ("offloading-reset-running", "0.32.0", "assert self._jobs[any_jid].is_store", "0.33.0"),
+        (
+            "offloading-waiting-leaves",
+            "0.26.0",
+            "assert len(offload_keys) == len(offload_block_ids)",
+            "0.28.0",
+        ),
+    ],
 )
 def test_a_finding_fails_alone_and_its_patch_mends_it(
-    name: str, pytest_folder: Path, tmp_path: Path
+    name: str, release: str, shown: str, mended: str, pytest_folder: Path, tmp_path: Path
 ) -> None:
-    scenario, released = find(name), provision(Source(release="0.32.0"))
+    """mended: a release without the bug, or an arm with a patch."""
+    scenario, released = find(name), provision(Source(release=release))
     text = scenario_test(scenario)
-    assert "400 steps without progress" in failed(released, text, pytest_folder, tmp_path)
-    patches = next(arm.patches for arm in scenario.arms if arm.name == "patched")
-    overlay = make_overlay(cache_root(), released.packages, patches, print)
-    assert failed(replace(released, packages=overlay.folder), text, pytest_folder, tmp_path) == ""
+    assert shown in failed(released, text, pytest_folder, tmp_path)
+    if mended[0].isdigit():
+        without = provision(Source(release=mended))
+    else:
+        patches = next(arm.patches for arm in scenario.arms if arm.name == mended)
+        overlay = make_overlay(cache_root(), released.packages, patches, print)
+        without = replace(released, packages=overlay.folder)
+    assert failed(without, text, pytest_folder, tmp_path) == ""
 
 
 @pytest.mark.parametrize(("release", "exception"), [("0.21.0", "AssertionError"), ("0.24.0", "")])
