@@ -15,15 +15,15 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "harness/vllm_repro": 13_000,
-    "harness": 27_160,
-    "tests": 19_160,
+    "harness": 27_460,
+    "tests": 19_340,
     "benchmarks": 1_380,
 }
 """Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500.
 
 Both grew for live servers, reports from outside and native crashes in diagnosis, for what intake
 reads or quotes, for the ledger of bugs, for `gate`, for the search as a folder of vLLM's
-tests, and for exchanged packages.
+tests, for exchanged packages, and for a bisection over several components.
 Tests also grew for mutants that survived, and `benchmarks` for the changes that measure `gate`.
 That of the core stays."""
 
