@@ -1,1 +1,1 @@
-"""Bisection over releases, then commits: `bisect`."""
+"""Bisection over releases, commits, or versions of several components: `bisect`."""

@@ -71,7 +71,7 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
 
     verb: ClassVar[str] = "bisect"
     file: ClassVar[str] = "bisection"
-    fixed: ClassVar[tuple[str, ...]] = ("candidates", "script")
+    fixed: ClassVar[tuple[str, ...]] = ("candidates", "packages", "script")
 
     arm: str
     expected: Expected
@@ -108,10 +108,8 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
         known = self.plan.answer()
         if known.state.wrong_end:
             # An end that could not be tried contradicts nothing.
-            return 1 if self.was_tested(self.wrong_end(known)) else 2
-        if known.good_again:
-            return 1
-        return 0 if known.state is SearchState.FOUND else 2
+            return 1 if self.was_tested(self.wrong_end(known.state)) else 2
+        return 1 if known.good_again else known.state.exit_status
 
     def boots_of(self, label: str) -> list[BisectionBoot]:
         """Return the boots of the candidate with this label."""
@@ -121,9 +119,13 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
         """Return True if a boot of this candidate was good or bad, not skipped."""
         return any(boot.side is not Side.SKIP for boot in self.boots_of(label))
 
-    def wrong_end(self, known: ChangePoints) -> str:
-        """Return the label of the end that is not as named. known: its state is a wrong end."""
-        return self.from_good[0 if known.state is SearchState.GOOD_END_WRONG else -1].label
+    def wrong_end(self, state: SearchState) -> str:
+        """Return the label of the end that is not as named. state: a wrong end."""
+        return self.from_good[0 if state is SearchState.GOOD_END_WRONG else -1].label
+
+    def candidate(self, place: int) -> Candidate:
+        """Return the candidate that the plan calls `place`."""
+        return self.from_good[place]
 
     def left(self, known: ChangePoints) -> list[str]:
         """Return the labels that may be the first bad one, or the first fixed one, oldest first."""
@@ -183,14 +185,15 @@ class BisectionSearch(BootSearch[Bisection, Candidate]):
         if self.most_boots is not None:
             most = min(most, max(1, self.most_boots - len(self.record.boots)))
         self._round = [
-            self.record.from_good[number]
-            for number in self.record.plan.ahead(most, self._relative_cost)
+            self.record.candidate(place)
+            for place in self.record.plan.ahead(most, self._relative_cost)
         ]
         return self._round
 
-    def _relative_cost(self, number: int) -> float:
+    def _relative_cost(self, place: int) -> float:
         """Return what a boot of a candidate costs: 1.0, or 5.0 if its release must be installed."""
-        facts, source = self.job.choice.kind.facts, self.record.from_good[number].vllm
+        facts, source = self.job.choice.kind.facts, self.record.candidate(place).vllm
+        source = source.base or source
         # A commit is laid out in seconds.
         installs = source.release and facts.runs_vllm and not facts.container
         return _INSTALL if installs and ReleaseCache().get(source) is None else 1.0

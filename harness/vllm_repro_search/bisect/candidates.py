@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.version import Version
+
 from vllm_repro.errors import UsageError
-from vllm_repro.releases.sources import RUN, Source, git, hash_of, version_of
+from vllm_repro.releases.sources import RUN, WITH, Source, git, hash_of, version_of
 from vllm_repro.releases.versions import release_version
 
 
@@ -24,13 +26,28 @@ class Candidate:
 
     @property
     def vllm(self) -> Source:
-        """Return the source to boot: a commit of a checkout, or a release."""
-        checkout, _, commit = self.source.rpartition("@")
-        return (
-            Source(folder=Path(checkout), commit=commit)
-            if checkout
-            else Source(release=self.source)
+        """Return the source to boot: a commit of a checkout or a release, perhaps with packages."""
+        base, *packages = self.source.split(WITH)
+        checkout, _, commit = base.rpartition("@")
+        vllm = Source(folder=Path(checkout), commit=commit) if checkout else Source(release=base)
+        return Source(base=vllm, packages=tuple(packages)) if packages else vllm
+
+
+def refuse_wrong_order(bad: str, good: str, *, find_fix: bool, owner: str = "--") -> None:
+    """Raise `UsageError` if the ends of a bisection are equal, or the newer one is the wrong one.
+
+    owner: stands before `bad` and `good` in the message.
+    """
+    if Version(bad) == Version(good):
+        raise UsageError(f"{owner}bad and {owner}good are both {bad}", hint="name two releases")
+    if (Version(bad) < Version(good)) is not find_fix:
+        hint = (
+            "leave --find-fix out"
+            if find_fix
+            else "add --find-fix to look for the first fixed release"
         )
+        age = "newer" if find_fix else "older"
+        raise UsageError(f"{owner}bad {bad} is {age} than {owner}good {good}", hint=hint)
 
 
 def commits_between(checkout: Path, old: str, new: str) -> tuple[list[Candidate], int]:

@@ -7,6 +7,7 @@ evidence of good, by the chance that a bad candidate survives one boot.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -14,11 +15,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
 from math import ceil, isclose, log2
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from vllm_repro_search.plan import SearchState
 
-_WRONG_END = 0.1
+Place = TypeVar("Place")
+
+WRONG_END = 0.1
 """Prior chance, for each end of the range, that its declared result is wrong."""
 
 
@@ -30,11 +33,59 @@ class Side(StrEnum):
     SKIP = "skip"
 
 
-class BootResult(NamedTuple):
+class BootResult(NamedTuple, Generic[Place]):
     """Result of one boot: the candidate's number, and the side of the change that it showed."""
 
-    candidate: int
+    candidate: Place
     side: Side
+
+
+class ChangePlan(ABC, Generic[Place]):
+    """Plan of a search for a change, by boots that each rule out some of what may have changed."""
+
+    # chance that a bad candidate dies in one boot
+    rate: float
+
+    @abstractmethod
+    def after(self, *results: BootResult[Place]) -> Self:
+        """Return the plan after more boots."""
+
+    @abstractmethod
+    def next(self, cost: Callable[[Place], float] = lambda _: 1.0) -> Place | None:
+        """Return the candidate to boot next; None if the search is over."""
+
+    @abstractmethod
+    def posterior(self) -> list[float]:
+        """Return the probability of each change that is possible."""
+
+    @property
+    @abstractmethod
+    def state(self) -> SearchState:
+        """Return whether the search is open, has an answer, or cannot get one."""
+
+    def ahead(self, most: int, cost: Callable[[Place], float] = lambda _: 1.0) -> tuple[Place, ...]:
+        """Return up to `most` candidates to boot at once.
+
+        The next one is first, then those that would follow a death or a clean boot; empty if the
+        search is over. cost: as of `next`.
+        """
+        chosen: dict[Place, None] = {}
+        plans: deque[ChangePlan[Place]] = deque([self])
+        while plans and len(plans) <= 2 * most and len(chosen) < most:
+            plan = plans.popleft()
+            if (candidate := plan.next(cost)) is not None:
+                chosen[candidate] = None
+                plans += (plan.after(BootResult(candidate, side)) for side in (Side.BAD, Side.GOOD))
+        return tuple(chosen)
+
+    def boots_left(self) -> int:
+        """Return about how many boots are to come if none is skipped; 0 if the search is over."""
+        if self.state is not SearchState.OPEN:
+            return 0
+        unknown = -sum(chance * log2(chance) for chance in self.posterior() if chance > 0)
+        return max(
+            1, ceil(unknown / max(information(step / 100, self.rate) for step in range(1, 101)))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +102,7 @@ class ChangePoints:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BisectionPlan:
+class BisectionPlan(ChangePlan[int]):
     """Plan of a bisection of `size` candidates, at least two: the answer and the next boot."""
 
     size: int
@@ -59,9 +110,9 @@ class BisectionPlan:
     rate: float = 1.0
     # probability of the answer at which the search ends
     confidence: float = 0.95
-    results: tuple[BootResult, ...] = ()
+    results: tuple[BootResult[int], ...] = ()
 
-    def after(self, *results: BootResult) -> BisectionPlan:
+    def after(self, *results: BootResult[int]) -> Self:
         """Return the plan after more boots."""
         return replace(self, results=(*self.results, *results))
 
@@ -75,8 +126,8 @@ class BisectionPlan:
         Index 0: the good end is bad. Index `size`: the bad end is good.
         """
         good, first_death = self.count(Side.GOOD), min(self.count(Side.BAD), default=self.size)
-        share = (1 - 2 * _WRONG_END) / (self.size - 1)
-        weights = [_WRONG_END, *[share] * (self.size - 1), _WRONG_END]
+        share = (1 - 2 * WRONG_END) / (self.size - 1)
+        weights = [WRONG_END, *[share] * (self.size - 1), WRONG_END]
         weights[first_death + 1 :] = [0.0] * (self.size - first_death)
         survives = 1.0
         # Clean boots behind the first death have the same chance for every change point left, so
@@ -165,30 +216,6 @@ class BisectionPlan:
 
         bad = list(accumulate(self.posterior()))
         return max((place for place in _between(known.left) if place not in skipped), key=value)
-
-    def ahead(self, most: int, cost: Callable[[int], float] = lambda _: 1.0) -> tuple[int, ...]:
-        """Return up to `most` candidates to boot at once.
-
-        The next one is first, then those that would follow a death or a clean boot; empty if the
-        search is over. cost: as of `next`.
-        """
-        chosen: dict[int, None] = {}
-        plans = deque([self])
-        while plans and len(plans) <= 2 * most and len(chosen) < most:
-            plan = plans.popleft()
-            if (candidate := plan.next(cost)) is not None:
-                chosen[candidate] = None
-                plans += (plan.after(BootResult(candidate, side)) for side in (Side.BAD, Side.GOOD))
-        return tuple(chosen)
-
-    def boots_left(self) -> int:
-        """Return about how many boots are to come if none is skipped; 0 if the search is over."""
-        if self.answer().state is not SearchState.OPEN:
-            return 0
-        unknown = -sum(chance * log2(chance) for chance in self.posterior() if chance > 0)
-        return max(
-            1, ceil(unknown / max(information(step / 100, self.rate) for step in range(1, 101)))
-        )
 
 
 def _between(left: Sequence[int]) -> range:

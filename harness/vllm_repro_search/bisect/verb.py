@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import structs
@@ -15,14 +17,16 @@ from vllm_repro.cli.options import add_run_options, job_from
 from vllm_repro.cli.server_options import add_server_options, server_options
 from vllm_repro.errors import UsageError
 from vllm_repro.releases.known import CPU_BUILDS
-from vllm_repro.running.job import Job, refuse_unused_options, repeat_command
+from vllm_repro.releases.sources import WITH, Source
+from vllm_repro.running.job import Job, choice_of, refuse_unused_options, repeat_command
 from vllm_repro.scenario.catalogue import find
 from vllm_repro.scenario.scenario import Arm, Scenario
 from vllm_repro.servers.kinds import ServerKind
 from vllm_repro.servers.options import ServerOptions
 from vllm_repro.servers.site import ServerChoice
 from vllm_repro_search.bisect.boots import Bisection, BisectionSearch, ScriptSearch
-from vllm_repro_search.bisect.candidates import Candidate, commits_between
+from vllm_repro_search.bisect.candidates import Candidate, commits_between, refuse_wrong_order
+from vllm_repro_search.bisect.components import VLLM, ComponentBisection, parse_components
 from vllm_repro_search.boot_search import (
     UnfinishedSearch,
     add_limits,
@@ -73,6 +77,17 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--find-fix",
         action="store_true",
         help="--bad is the older one: find the first release without the bug",
+    )
+    parser.add_argument(
+        "--component",
+        dest="components",
+        action="append",
+        metavar="NAME=GOOD..BAD",
+        help=(
+            "in place of --good and --bad: search vllm and packages of it together, each given once"
+            " with its good version left of .. and its bad one right; NAME=A,B,C names all versions"
+            " to choose from, from good to bad"
+        ),
     )
     parser.add_argument(
         "--repo",
@@ -134,16 +149,18 @@ def run(arguments: argparse.Namespace) -> int:
                 " --script CMD"
             ),
         )
-    if not arguments.scenario or not arguments.bad or not arguments.good:
+    ends = [end for end in (arguments.bad, arguments.good) if end]
+    if not arguments.scenario or (bool(ends) if arguments.components else len(ends) < 2):
         raise UsageError(
-            "bisect needs a SCENARIO, --bad and --good",
+            "bisect needs a SCENARIO, --bad and --good, or --component in place of both",
             hint="vllm-repro bisect --help; vllm-repro list names scenarios",
         )
     scenario = find(arguments.scenario)
     if arguments.script:
         return _by_script(arguments, scenario, unfinished)
-    candidates, left_out = _candidates(arguments)
-    job = job_of_releases(arguments, scenario, server_options(arguments), [candidates[0].vllm])
+    space = _space(arguments, scenario)
+    first = space.first
+    job = job_of_releases(arguments, scenario, server_options(arguments), [first])
     targets = [arm for arm in job.arms if arm.expected.has_bug]
     if len(targets) != 1:
         raise UsageError(
@@ -154,8 +171,8 @@ def run(arguments: argparse.Namespace) -> int:
                 f" {', '.join(arm.name for arm in scenario.arms if arm.expected.has_bug)}"
             ),
         )
-    refuse_unused_options(for_release(job.options, candidates[0].vllm), job.choice.kind)
-    record = _new_record(arguments, job, targets[0], candidates, left_out)
+    refuse_unused_options(for_release(job.options, first), job.choice.kind)
+    record = _new_record(arguments, job, targets[0], space)
     return run_search(arguments, BisectionSearch(job, record), unfinished)
 
 
@@ -174,7 +191,7 @@ def _by_script(
             f"{unused_option} has no meaning with --script",
             hint="leave it out: no server is booted",
         )
-    candidates, left_out = _candidates(arguments)
+    space = _space(arguments, scenario)
     arm = scenario.leading[0]
     options = ServerOptions(server=ServerKind.PROCESS.value)
     choice = ServerChoice(ServerKind.PROCESS, "")
@@ -186,28 +203,69 @@ def _by_script(
         choice=choice,
         arms=[arm],
     )
-    record = _new_record(arguments, job, arm, candidates, left_out)
+    record = _new_record(arguments, job, arm, space)
     record = structs.replace(record, arm="", server="none, a script", evidence=None)
     return run_search(arguments, ScriptSearch(job, record, arguments.script), unfinished)
 
 
-def _new_record(
-    arguments: argparse.Namespace,
-    job: Job,
-    arm: Arm,
-    candidates: tuple[Candidate, ...],
-    left_out: int,
-) -> Bisection:
+@dataclass(frozen=True)
+class _Space:
+    """What a bisection chooses from: vLLMs, oldest first, and the number of commits left out."""
+
+    candidates: tuple[Candidate, ...]
+    left_out: int = 0
+    # with --component: the versions of each package, oldest first
+    packages: dict[str, tuple[str, ...]] | None = None
+
+    @property
+    def first(self) -> Source:
+        """Return the oldest vLLM, with the oldest packages."""
+        oldest = [f"{name}=={versions[0]}" for name, versions in (self.packages or {}).items()]
+        return Candidate("", WITH.join((self.candidates[0].source, *oldest))).vllm
+
+
+def _new_record(arguments: argparse.Namespace, job: Job, arm: Arm, space: _Space) -> Bisection:
     """Return the record of a bisection that has not booted anything yet."""
-    return Bisection(
-        **common_fields(job, _repeat(arguments, job)),
-        arm=arm.name,
-        expected=arm.expected,
-        find_fix=arguments.find_fix,
-        candidates=candidates,
-        left_out=left_out,
-        rate=arguments.rate,
-    )
+    fields = common_fields(job, _repeat(arguments, job)) | {
+        "arm": arm.name,
+        "expected": arm.expected,
+        "find_fix": arguments.find_fix,
+        "candidates": space.candidates,
+        "left_out": space.left_out,
+        "rate": arguments.rate,
+    }
+    if space.packages is None:
+        return Bisection(**fields)
+    return ComponentBisection(**fields, packages=space.packages)
+
+
+def _space(arguments: argparse.Namespace, scenario: Scenario) -> _Space:
+    """Return what a bisection chooses from. Raises `UsageError` for wrong ends or components.
+
+    Writes out in `--component` the versions of packages, so that its command means the same later.
+    """
+    if not arguments.components:
+        return _Space(*_candidates(arguments))
+    components = parse_components(arguments.components, find_fix=arguments.find_fix)
+    arguments.components = [f"{name}={versions}" for name, versions in components.items()]
+    vllm = components.pop(VLLM, "")
+    packages = {
+        name: tuple(versions.split(",")[:: -1 if arguments.find_fix else 1])
+        for name, versions in components.items()
+    }
+    if vllm:
+        listed = re.split(r",|\.\.", vllm)
+        ends = {"good": listed[0], "bad": listed[-1]} | ({"versions": vllm} if "," in vllm else {})
+        candidates = _candidates(argparse.Namespace(**{**vars(arguments), **ends}))
+        return _Space(*candidates, packages=packages)
+    if arguments.versions or arguments.repo:
+        raise UsageError(
+            "--versions and --repo have no meaning without --component vllm=GOOD..BAD",
+            hint="add it, or leave them out",
+        )
+    in_lab = choice_of(scenario, server_options(arguments)).kind.facts.in_lab
+    release = scenario.lab_release if in_lab else scenario.try_with
+    return _Space((Candidate(release, release),), packages=packages)
 
 
 def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]:
@@ -219,18 +277,7 @@ def _candidates(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], i
     if arguments.repo is not None:
         return _commits(arguments)
     bad, good = published_release(arguments.bad), published_release(arguments.good)
-    if Version(bad) == Version(good):
-        raise UsageError(f"--bad and --good are both {bad}", hint="name two releases")
-    if (Version(bad) < Version(good)) is not arguments.find_fix:
-        hint = (
-            "leave --find-fix out"
-            if arguments.find_fix
-            else "add --find-fix to look for the first fixed release"
-        )
-        raise UsageError(
-            f"--bad {bad} is {'newer' if arguments.find_fix else 'older'} than --good {good}",
-            hint=hint,
-        )
+    refuse_wrong_order(bad, good, find_fix=arguments.find_fix)
     low, high = sorted((bad, good), key=Version)
     known: Sequence[str] = releases(arguments.versions) if arguments.versions else CPU_BUILDS
     between = [name for name in known if Version(low) <= Version(name) <= Version(high)]
@@ -268,7 +315,9 @@ def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]
 
 def _repeat(arguments: argparse.Namespace, job: Job) -> str:
     """Return the command that repeats the bisection. Limits are left out: they are of one call."""
-    words = ["--good", arguments.good, *(["--find-fix"] if arguments.find_fix else [])]
+    ends = [word for text in arguments.components or () for word in ("--component", text)]
+    flag, value, *words = ends or ["--bad", arguments.bad, "--good", arguments.good]
+    words += ["--find-fix"] if arguments.find_fix else []
     named = {
         "--repo": arguments.repo and str(arguments.repo.expanduser().absolute()),
         "--versions": arguments.versions,
@@ -279,12 +328,10 @@ def _repeat(arguments: argparse.Namespace, job: Job) -> str:
     if arguments.script:
         folders = [word for folder in job.folders for word in ("--scenarios", folder)]
         return shlex.join(
-            ["vllm-repro", "bisect", arguments.scenario, *folders, "--bad", arguments.bad, *words]
+            ["vllm-repro", "bisect", arguments.scenario, *folders, flag, value, *words]
         )
-    return (
-        f"{repeat_command('bisect', job, job.choice.kind, ('--bad', arguments.bad))}"
-        f" {shlex.join(words)}"
-    )
+    repeated = repeat_command("bisect", job, job.choice.kind, (flag, value))
+    return f"{repeated} {shlex.join(words)}" if words else repeated
 
 
 def _share(text: str) -> float:
