@@ -65,7 +65,7 @@ def _server(scenario: Scenario, command: ServeCommand) -> Setup:
     drafts = json.loads(command.get("--speculative-config") or "{}")
     setup = replace(
         setup,
-        layers=tuple(_KINDS[name] for name in types) or setup.layers,
+        layers=tuple(_KINDS.get(name, name) for name in types) or setup.layers,
         draft=int(drafts.get("num_speculative_tokens", 0)),
     )
     if unknown := sorted({*setup.layers} - {*_KINDS.values()}):
@@ -73,7 +73,7 @@ def _server(scenario: Scenario, command: ServeCommand) -> Setup:
         raise UsageError(
             f"{scenario.id} has {layers} layers, whose blocks the test does not make up"
         )
-    if drafts and drafts["method"] != "ngram":
+    if drafts and drafts.get("method") != "ngram":
         raise UsageError(
             f"{scenario.id} has drafts of a model, and the test makes up n-grams alone"
         )

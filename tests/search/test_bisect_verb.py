@@ -623,7 +623,7 @@ def test_wrong_usage_of_a_checkout(
             ["--bad", "0.32.0", "--good", "0.30.0", "--versions", "0.31.0,0.29.0"],
             "--versions names 0.29.0, not between 0.30.0 and 0.32.0",
         ),
-        (["--bad", "0.32.0"], "bisect needs a SCENARIO, --bad and --good"),
+        (["--bad", "0.32.0"], "bisect needs a SCENARIO and either --bad and --good"),
         (["--bad", "main", "--good", "0.32.0"], "'main' is not the number of a vLLM release"),
         (["--bad", "0.27.5", "--good", "0.32.0", "--find-fix"], "there is no vLLM 0.27.5"),
         ([*FIX, "--versions", "0.23.0,0.27.5"], "there is no vLLM 0.27.5"),

@@ -130,7 +130,29 @@ def test_combinations_that_do_not_boot_are_passed_over() -> None:
     def boot(combination: Combination) -> Side:
         return Side.SKIP if combination[0] == 2 and combination[1] < 5 else by(cause)(combination)
 
-    assert searched((5, 6), boot).answer().left[0] == cause
+    answer = searched((5, 6), boot).answer()
+    assert (answer.state, answer.left[0]) == (SearchState.FOUND, cause)
     ends = ((0, 0), (4, 5))
     stuck = searched((5, 6), lambda place: by(cause)(place) if place in ends else Side.SKIP)
     assert (stuck.state, stuck.next()) == (SearchState.STUCK, None)
+
+
+def test_good_versions_that_die_at_times_are_born_red() -> None:
+    boots: list[tuple[Combination, Side]] = [
+        ((2, 2), Side.BAD),
+        ((0, 0), Side.GOOD),
+        ((0, 0), Side.BAD),
+    ]
+    plan = ComponentPlan(sizes=(3, 3), rate=0.5).after(*(BootResult(*boot) for boot in boots))
+    assert plan.state is SearchState.GOOD_END_WRONG
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_three_that_are_each_enough_are_a_surprise(rate: float) -> None:
+    bad: list[Combination] = [(2, 2, 2), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    good: list[Combination] = [(0, 0, 0)] * 8
+    plan = ComponentPlan(sizes=(3, 3, 3), rate=rate).after(
+        *(BootResult(boot, Side.BAD) for boot in bad),
+        *(BootResult(boot, Side.GOOD) for boot in good),
+    )
+    assert plan.state is SearchState.SURPRISE

@@ -3,7 +3,7 @@
 The versions of a component are numbered from its good end, 0, to its bad end. A combination has a
 version of each component. A cause is one component since a version, two that fail only together, or
 either of two alone. A boot rules causes out, by the one-sided errors of `plan`; the next boot is
-the combination that tells most about them.
+the combination with the most information.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _TOGETHER, _EITHER, _MORE = 0.04, 0.03, 0.01
 """Prior chances, relative to one guilty component: both of two, either of two, more than two."""
 
 _OF_KIND = 0.1
-"""Worth of what a boot tells about the kind of cause, beside that of a cause."""
+"""Weight of the information about the number of components, relative to that about the cause."""
 
 _NOTHING = 1e-9
-"""Chance, or bits of a boot, that only rounding makes."""
+"""Chances and bits below this are rounding errors."""
 
 
 class Cause(NamedTuple):
@@ -42,9 +42,9 @@ class Cause(NamedTuple):
     firsts: tuple[tuple[int, int], ...]
 
     def beside(self, cause: Cause) -> set[int]:
-        """Return its components beside those of `cause`; empty if it is about others."""
-        mine, its = dict(self.firsts), dict(cause.firsts)
-        return mine.keys() - its.keys() if its and its.items() <= mine.items() else set()
+        """Return the components that `cause` lacks; empty if this one does not contain it."""
+        firsts, part = dict(self.firsts), dict(cause.firsts)
+        return firsts.keys() - part.keys() if part and part.items() <= firsts.items() else set()
 
     def fails(self, combination: Combination) -> bool:
         """Return True if the combination has the bug by this cause."""
@@ -63,7 +63,8 @@ class ComponentAnswer:
     state: SearchState
     # the most probable causes that together reach the confidence, the first one foremost
     left: tuple[Cause, ...]
-    # that `left[0]` is right, alone or beside another component that is enough too
+    # that `left[0]` is right, alone or beside another component that is enough too; without an
+    # answer, that one of `left` is
     probability: float
     # components that may be enough alone too
     untested: tuple[int, ...] = ()
@@ -135,10 +136,11 @@ class ComponentPlan(ChangePlan[Combination]):
         # The most probable cause is right also if another component beside it is enough alone.
         either = [cause for cause in self.chances if not cause.together and cause.beside(self._top)]
         probability = sum(self.chances[cause] for cause in (*left[:1], *either))
+        state = self._state(probability)
         return ComponentAnswer(
-            state=self._state(probability),
+            state=state,
             left=tuple(left),
-            probability=min(1.0, probability),
+            probability=min(1.0, probability if state is SearchState.FOUND else together),
             untested=tuple(
                 sorted({place for cause in either for place in cause.beside(self._top)})
             ),
@@ -170,10 +172,13 @@ class ComponentPlan(ChangePlan[Combination]):
         if not sides[Side.BAD]:
             wrong = bad_end in sides[Side.SKIP] or (sure and self._top == NEVER)
             return SearchState.BAD_END_WRONG if wrong else SearchState.OPEN
+        if good_end in sides[Side.BAD]:
+            return SearchState.GOOD_END_WRONG
         if good_end not in sides[Side.GOOD]:
-            wrong = good_end in sides[Side.SKIP] | sides[Side.BAD]
-            return SearchState.GOOD_END_WRONG if wrong else SearchState.OPEN
-        if not self.chances or (sure and len(self._top.firsts) > 2):
+            return SearchState.GOOD_END_WRONG if good_end in sides[Side.SKIP] else SearchState.OPEN
+        clean = self.results.count(BootResult(good_end, Side.GOOD))
+        red = sure and self._top == ALWAYS and (1 - self.rate) ** clean <= 1 - self.confidence
+        if not self.chances or red or (sure and len(self._top.firsts) > 2):
             return SearchState.SURPRISE
         if sure and self._shown:
             return SearchState.FOUND

@@ -115,8 +115,13 @@ class ComponentBisection(Bisection, frozen=True, kw_only=True):
         for (together, places), alike in groupby(sorted(known.left, key=kind), key=kind):
             firsts = zip(*(dict(cause.firsts).values() for cause in alike), strict=True)
             spans = []
+            if len(places) > 2:
+                texts.append("three or more together")
+                continue
             for place, row in zip(places, firsts, strict=True):
-                low, high = (self.components[place].text(end) for end in (min(row), max(row)))
+                low, high = (
+                    self.components[place].text(end - self.find_fix) for end in (min(row), max(row))
+                )
                 spans.append(low if low == high else f"{low} to {high.partition(' ')[2]}")
             texts.append((" together with " if together else ", or alone ").join(spans))
         return list(filter(None, texts))
@@ -128,14 +133,17 @@ class ComponentBisection(Bisection, frozen=True, kw_only=True):
             for boot in self.plan.results
             if boot.side == side and cause.fails(boot.candidate) is (side == Side.BAD)
         ]
-        return self.candidate((min if side == Side.BAD else max)(boots, key=sum)).label
+        return self.candidate((min if side == Side.BAD else max)(boots, key=_badness)).label
 
     def derived(self) -> dict[str, Any]:
         """Return what bisection.json has beside the fields, such as the answer and what is left."""
         known = self.plan.answer()
+        bad_key, good_key = (
+            ("last_bad", "first_good") if self.find_fix else ("first_bad", "last_good")
+        )
         answer = (
             [
-                {"component": name, "first_bad": bad, "last_good": good}
+                {"component": name, bad_key: bad, good_key: good}
                 for name, bad, good in self.firsts(known.left[0])
             ]
             if known.state is SearchState.FOUND
@@ -149,6 +157,11 @@ class ComponentBisection(Bisection, frozen=True, kw_only=True):
             "probability": round(known.probability, 6),
             "untested": self.names(known.untested),
         }
+
+
+def _badness(combination: Combination) -> tuple[int, int]:
+    """Return the sort key: how many components have a bad version, then how far they are."""
+    return sum(map(bool, combination)), sum(combination)
 
 
 def parse_components(texts: Sequence[str], *, find_fix: bool) -> dict[str, str]:
@@ -177,8 +190,12 @@ def parse_components(texts: Sequence[str], *, find_fix: bool) -> dict[str, str]:
             refuse_wrong_order(bad, good, find_fix=find_fix, owner=f"{name}'s ")
             low, high = sorted((good, bad), key=Version)
             known = _listed(name) if separator == ".." else versions
-            inside = {one for one in known if Version(low) < Version(one) < Version(high)}
+            inside = {text for text in known if Version(low) < Version(text) < Version(high)}
             ordered = [low, *sorted(inside, key=Version), high][:: -1 if find_fix else 1]
+            if separator == "," and len({*versions}) < len(versions):
+                raise UsageError(
+                    f"--component {text} names a version twice", hint="name each version once"
+                )
             if separator == "," and ordered != versions:
                 raise UsageError(
                     f"the versions of {name} are not in order, from good to bad",
@@ -196,11 +213,17 @@ def _exact(name: str, versions: Sequence[str]) -> list[str]:
 def _listed(name: str) -> list[str]:
     """Return the versions of a package in pip's index. Raises `UsageError` without such a list."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions"]
-    done = subprocess.run([*command, name], capture_output=True, text=True, check=False)
-    line = re.search(r"(?m)^Available versions: (.+)$", done.stdout)
+    try:
+        done = subprocess.run(
+            [*command, name], capture_output=True, text=True, check=False, timeout=60
+        )
+        line = re.search(r"(?m)^Available versions: (.+)$", done.stdout)
+        why = (done.stderr.strip().splitlines() or ["it names none"])[-1]
+    except subprocess.TimeoutExpired:
+        line, why = None, "no answer within 60 s"
     if not line:
         raise UsageError(
-            f"pip lists no versions of {name}",
+            f"pip lists no versions of {name}: {why}",
             hint=f"name them, from good to bad: --component {name}=A,B,C",
         )
     return line[1].split(", ")

@@ -45,7 +45,8 @@ _EPILOG = """
 
 exit status:
   0  the answer is known
-  1  a surprise: --bad lives, --good dies, or there is more than one change
+  1  a surprise: the bad end lives, the good one dies, or there is more than one change; with
+     --component: three or more are involved
   2  undecided: a limit was reached, or what is left cannot be tried
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
@@ -80,13 +81,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--component",
-        dest="components",
         action="append",
         metavar="NAME=GOOD..BAD",
         help=(
-            "in place of --good and --bad: search vllm and packages of it together, each given once"
-            " with its good version left of .. and its bad one right; NAME=A,B,C names all versions"
-            " to choose from, from good to bad"
+            "instead of --good and --bad: search vllm and its packages together; repeat it for"
+            " each. GOOD..BAD takes all versions between, which pip lists for a package;"
+            " NAME=A,B,C names them, from good to bad. Without vllm= it is the scenario's release"
         ),
     )
     parser.add_argument(
@@ -150,9 +150,9 @@ def run(arguments: argparse.Namespace) -> int:
             ),
         )
     ends = [end for end in (arguments.bad, arguments.good) if end]
-    if not arguments.scenario or (bool(ends) if arguments.components else len(ends) < 2):
+    if not arguments.scenario or (bool(ends) if arguments.component else len(ends) < 2):
         raise UsageError(
-            "bisect needs a SCENARIO, --bad and --good, or --component in place of both",
+            "bisect needs a SCENARIO and either --bad and --good, or --component",
             hint="vllm-repro bisect --help; vllm-repro list names scenarios",
         )
     scenario = find(arguments.scenario)
@@ -244,10 +244,10 @@ def _space(arguments: argparse.Namespace, scenario: Scenario) -> _Space:
 
     Writes out in `--component` the versions of packages, so that its command means the same later.
     """
-    if not arguments.components:
+    if not arguments.component:
         return _Space(*_candidates(arguments))
-    components = parse_components(arguments.components, find_fix=arguments.find_fix)
-    arguments.components = [f"{name}={versions}" for name, versions in components.items()]
+    components = parse_components(arguments.component, find_fix=arguments.find_fix)
+    arguments.component = [f"{name}={versions}" for name, versions in components.items()]
     vllm = components.pop(VLLM, "")
     packages = {
         name: tuple(versions.split(",")[:: -1 if arguments.find_fix else 1])
@@ -255,6 +255,11 @@ def _space(arguments: argparse.Namespace, scenario: Scenario) -> _Space:
     }
     if vllm:
         listed = re.split(r",|\.\.", vllm)
+        if "," in vllm and (arguments.versions or arguments.repo):
+            raise UsageError(
+                "vllm=A,B,C names the versions, as --versions and --repo do",
+                hint="write vllm=GOOD..BAD with one of them",
+            )
         ends = {"good": listed[0], "bad": listed[-1]} | ({"versions": vllm} if "," in vllm else {})
         candidates = _candidates(argparse.Namespace(**{**vars(arguments), **ends}))
         return _Space(*candidates, packages=packages)
@@ -263,7 +268,11 @@ def _space(arguments: argparse.Namespace, scenario: Scenario) -> _Space:
             "--versions and --repo have no meaning without --component vllm=GOOD..BAD",
             hint="add it, or leave them out",
         )
-    in_lab = choice_of(scenario, server_options(arguments)).kind.facts.in_lab
+    # packages are not exchanged in containers, so they count for the choice of a server
+    oldest = tuple(f"{name}=={versions[0]}" for name, versions in packages.items())
+    trial = Source(base=Source(release=scenario.try_with), packages=oldest)
+    options = for_release(server_options(arguments), trial)
+    in_lab = not arguments.script and choice_of(scenario, options).kind.facts.in_lab
     release = scenario.lab_release if in_lab else scenario.try_with
     return _Space((Candidate(release, release),), packages=packages)
 
@@ -315,7 +324,7 @@ def _commits(arguments: argparse.Namespace) -> tuple[tuple[Candidate, ...], int]
 
 def _repeat(arguments: argparse.Namespace, job: Job) -> str:
     """Return the command that repeats the bisection. Limits are left out: they are of one call."""
-    ends = [word for text in arguments.components or () for word in ("--component", text)]
+    ends = [word for text in arguments.component or () for word in ("--component", text)]
     flag, value, *words = ends or ["--bad", arguments.bad, "--good", arguments.good]
     words += ["--find-fix"] if arguments.find_fix else []
     named = {
