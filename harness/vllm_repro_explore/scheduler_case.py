@@ -61,7 +61,12 @@ def _server(scenario: Scenario, command: ServeCommand) -> Setup:
     if scenario.lab is None:
         raise UsageError(f"{scenario.id} has no lab settings, which give the scheduler its server")
     setup = server_of(scenario, scenario.lab, command, _MORE_FLAGS)
-    types = json.loads(command.get("--hf-overrides") or "{}").get("layer_types", ())
+    overrides = json.loads(command.get("--hf-overrides") or "{}")
+    if others := sorted(overrides.keys() - {"layer_types"}):
+        raise UsageError(
+            f"{scenario.id} overrides {', '.join(others)} of its model, which the test does not"
+        )
+    types = overrides.get("layer_types", ())
     drafts = json.loads(command.get("--speculative-config") or "{}")
     setup = replace(
         setup,
@@ -93,10 +98,11 @@ def _played(scenario: Scenario, request: Request, command: ServeCommand) -> dict
     if url.path == "/reset_prefix_cache":
         return played | {"reset": {name: word == "true" for name, word in parse_qsl(url.query)}}
     if url.path == "/segments":
-        (_, first), *parts = _parts(fields["segments"])
+        (second, first), *parts = _parts(fields["segments"])
+        begins = {"after": played.get("after", 0) + second} if second else {}
         size = {"prompt": first, "answer": fields["max_tokens"], "parts": parts}
         stop = fields.get("stop_token_ids", ())  # a bias makes it each token of the answer
-        return played | size | ({"stop": stop[0]} if stop else {})
+        return played | begins | size | ({"stop": stop[0]} if stop else {})
     if unread := sorted(fields.keys() - {*_FIELDS}):
         raise UsageError(
             f"{scenario.id} sends {', '.join(unread)}, which the scheduler alone does not read"
