@@ -58,7 +58,7 @@ ALWAYS, NEVER = Cause(True, ()), Cause(False, ())
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentAnswer:
-    """What the boots so far show about the cause."""
+    """Answer of the boots so far: the cause, or the causes that are left."""
 
     state: SearchState
     # the most probable causes that together reach the confidence, the first one foremost

@@ -210,7 +210,7 @@ def _by_script(
 
 @dataclass(frozen=True)
 class _Space:
-    """What a bisection chooses from: vLLMs, oldest first, and the number of commits left out."""
+    """Candidates of a bisection: vLLMs, oldest first, and the number of commits left out."""
 
     candidates: tuple[Candidate, ...]
     left_out: int = 0
