@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import io
 import json
 import os
@@ -79,6 +80,12 @@ class Done:
 
 
 Harness = Callable[..., Done]
+
+
+def pytest_collection_finish() -> None:
+    """Keep what collection made out of the collector, which would walk it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
