@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "harness/vllm_repro": 13_000,
-    "harness": 27_670,
-    "tests": 19_410,
+    "harness": 27_720,
+    "tests": 19_480,
     "benchmarks": 1_380,
 }
 """Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500.

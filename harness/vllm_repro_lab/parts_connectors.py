@@ -172,6 +172,16 @@ SCHEDULER = (
         needed=False,
     ),
     *NIXL,
+    Part(
+        "vllm.distributed.kv_transfer.kv_connector.factory",
+        "KVConnectorFactory.create_connector",
+        "connectors such as LMCache's move KV blocks with a GPU or over a network",
+        "the worker half of a connector that is not named above moves and reports nothing. Its"
+        " scheduler half is its own",
+        parameters=("config", "role"),
+        runs=True,
+    ),
+    Part("vllm.distributed.kv_transfer.kv_connector.v1.base", "KVConnectorBase_V1", runs=True),
     Part(_GPU_WORKER, "Worker.get_kv_connector_handshake_metadata", runs=True),
     Part(_GPU_WORKER, "init_worker_distributed_environment", runs=True),
     Part(

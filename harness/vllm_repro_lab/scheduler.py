@@ -18,7 +18,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc
 
-from . import nixl, offload, offloading
+from . import idle_half, nixl, offload, offloading
 from .wrapping import keep, wrap
 
 GATHER = 0.5
@@ -37,6 +37,7 @@ def install() -> None:
     )
     wrap(CpuPlatform, "check_and_update_config", check_and_update_config)
     wrap(EngineCoreProc, "_process_input_queue", process_input_queue)
+    idle_half.install()
     nixl.install()
     offload.install()
     offloading.install()

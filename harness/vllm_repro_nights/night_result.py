@@ -22,6 +22,7 @@ from vllm_repro.report.model import RunReport
 from vllm_repro.report.runs import run_id
 from vllm_repro.report.text import LIMIT, shorten
 from vllm_repro.verdict.outcome import Outcome
+from vllm_repro.verdict.verdict import Verdict
 from vllm_repro_diagnosis.evidence import banner
 
 # GitHub accepts 1 MiB of summaries per step.
@@ -55,6 +56,10 @@ _LIGHTS: Mapping[Light, tuple[str, str]] = {
 }
 
 
+# The bug shows, or the engine fails otherwise.
+_BAD = {Verdict.REPRODUCES, Verdict.REGRESSED, Verdict.CHANGED}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScenarioNight:
     """Result of one scenario in a night: its light, the reason, and its report."""
@@ -65,6 +70,8 @@ class ScenarioNight:
     why: str
     # None if it did not run
     report: RunReport | None = None
+    # the vLLM that was asked for, without exchanged packages; empty for the server's default
+    vllm: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +93,31 @@ class Night:
     def reports(self) -> list[RunReport]:
         """Return the reports of the scenarios that ran."""
         return [result.report for result in self.scenarios if result.report is not None]
+
+    @property
+    def by_vllm(self) -> list[tuple[str, ...]]:
+        """Return the verdicts of each scenario by vLLM, below the heads; empty for one vLLM.
+
+        The last column names the first vLLM in which the bug shows, or the engine fails otherwise.
+        """
+        vllms = [*dict.fromkeys(result.vllm for result in self.scenarios)]
+        if len(vllms) < 2:
+            return []
+        rows: dict[str, dict[str, str]] = {}
+        for result in self.scenarios:
+            cell = f"{result.report.verdict if result.report else result.light}"
+            rows.setdefault(result.scenario, {})[result.vllm] = cell
+        return [
+            ("scenario", *(vllm or "default" for vllm in vllms), "first bad"),
+            *(
+                (
+                    scenario,
+                    *(cells.get(vllm, "-") for vllm in vllms),
+                    next((vllm for vllm in vllms if cells.get(vllm) in _BAD), "none"),
+                )
+                for scenario, cells in rows.items()
+            ),
+        ]
 
     @property
     def light(self) -> Light:
@@ -211,6 +243,7 @@ def as_values(night: Night) -> dict[str, Any]:
                 "evidence": result.report and result.report.evidence,
                 "vllm_version": result.report and result.report.vllm_version,
                 "run": result.report and run_id(result.report),
+                "vllm": result.vllm,
             }
             for result in night.scenarios
         ],

@@ -13,10 +13,12 @@ from typing import TextIO
 from vllm_repro.cli.common import add_common, duration, print_json
 from vllm_repro.cli.options import add_run_options, job_from
 from vllm_repro.cli.server_options import add_server_options, server_options
+from vllm_repro.cli.source_option import source
 from vllm_repro.errors import INTERRUPTED, UsageError
 from vllm_repro.releases.known import NEWEST
 from vllm_repro.releases.local_vllm import local_vllm
 from vllm_repro.releases.sources import Source
+from vllm_repro.report.format import columns, terminal_width
 from vllm_repro.running.folders import default_out
 from vllm_repro.running.job import Job
 from vllm_repro.scenario.catalogue import all_scenarios, find, find_arms, to_stderr
@@ -45,6 +47,8 @@ _MAX_TIME, _FAIL_ON and _THROUGHPUT (on or off) instead of the options. Details:
 vllm_repro_nights/docs/nightly.md."""
 # Options that a variable may set, without `--arm`, which is repeated, and those without a value.
 _OPTIONS = ("server", "image", "vllm", "weights", "trials", "max-time", "fail-on")
+# letters of a cell of the table by vLLM
+_WIDEST = 40
 # Values of `--fail-on`: the mildest result with which a night does not exit with 0.
 FAIL_ON = ("red", "trouble", "amber")
 
@@ -75,7 +79,16 @@ def add(parser: argparse.ArgumentParser) -> None:
             " needs GPUs"
         ),
     )
-    add_server_options(parser, names=("image", "vllm", "with", "weights"))
+    add_server_options(parser, names=("image", "with", "weights"))
+    parser.add_argument(
+        "--vllm",
+        type=lambda text: [source(name) for name in text.split(",")],
+        metavar="SOURCE,...",
+        help=(
+            "a release such as 0.23.0, a wheel file, a folder that holds vllm/, or a commit as in"
+            " ~/vllm@abc123; several make a table of scenarios by vLLM"
+        ),
+    )
     add_run_options(
         parser,
         arm="only this arm; may be given again",
@@ -136,7 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     # no default of the parser: a repeated option adds to that
     arguments.arm = arguments.arm or _variable("ARM").split()
-    options = _options(arguments)
+    each = [_options(arguments, vllm) for vllm in arguments.vllm or [None]]
     if arguments.on and arguments.max_time < math.inf:
         raise UsageError(
             "--max-time is for runs one after the other, and --on begins all at once",
@@ -147,12 +160,17 @@ def run(arguments: argparse.Namespace) -> int:
             "--server auto looks at this machine, and --on runs on others",
             hint=f"--server {CPU} or docker",
         )
-    jobs = jobs_from(arguments, options)
+    options = each[0]
+    jobs = {
+        (job.scenario.id, job.options.vllm): job
+        for server in each
+        for job in jobs_from(arguments, server)
+    }
     if options.server == CPU:
         options = replace(options, server=ServerKind.LAB)
     stream = sys.stderr if arguments.json else sys.stdout
     night, folder = run_night(
-        jobs,
+        [*jobs.values()],
         options,
         arguments.out or default_out(),
         arguments.least_disk,
@@ -169,7 +187,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def jobs_from(arguments: argparse.Namespace, options: ServerOptions) -> list[Job]:
-    """Return a job for each scenario and release, once if it is named twice.
+    """Return a job for each scenario, once if it is named twice.
 
     Without names, for all known scenarios. With `--server cpu` a scenario may have two releases.
     Raises `UsageError`, before anything runs.
@@ -208,12 +226,12 @@ def _on_cpu(scenario: Scenario, options: ServerOptions) -> list[ServerOptions]:
     return [replace(options, server=kind, vllm=source) for source in sources if source]
 
 
-def _options(arguments: argparse.Namespace) -> ServerOptions:
-    """Return the server options of the night, with `auto` and the default image resolved.
+def _options(arguments: argparse.Namespace, vllm: Source | None) -> ServerOptions:
+    """Return the server options for one vLLM, with `auto` and the default image resolved.
 
     `--server cpu` stays. Raises `UsageError` for it with an image.
     """
-    options = server_options(arguments)
+    options = server_options(argparse.Namespace(**vars(arguments) | {"vllm": vllm}))
     if options.server == CPU and options.image:
         raise UsageError(
             f"--server {CPU} runs no image",
@@ -243,4 +261,7 @@ def _publish(night: Night, folder: Path, stream: TextIO) -> None:
                 file.write(added)
     if os.environ.get("GITHUB_ACTIONS") and (mark := annotation(night)):
         print(mark, file=stream)
+    if table := night.by_vllm:
+        widths = [_WIDEST] * len(table[0])
+        print("", *columns(table, widths, terminal_width()), sep="\n", file=stream)
     print(f"\nnight:   {night.headline}\nsummary: {folder / 'summary.md'}", file=stream, flush=True)

@@ -62,6 +62,8 @@ def run_night(
         if here and not trouble:
             trouble += filter(None, [_pull_moving_tag(options)])
         for job, result in _run_jobs(jobs, out, most_seconds) if not trouble else ():
+            if vllm := job.options.vllm:
+                result = replace(result, vllm=f"{vllm.base or vllm}")
             done[id(job)] = result
             show(f"{result.light}: {result.scenario}: {result.why}")
             if result.report is not None:
@@ -87,7 +89,10 @@ def run_night(
         night = Night(
             asked=public(_asked_for(jobs, options)),
             started_at=started,
-            scenarios=tuple(replace(result, why=public(result.why)) for result in scenarios),
+            scenarios=tuple(
+                replace(result, why=public(result.why), vllm=public(result.vllm))
+                for result in scenarios
+            ),
             trouble=tuple(map(public, trouble)),
             interrupted=interrupted,
             changes=None if past.since is None else tuple(change_lines(past)),

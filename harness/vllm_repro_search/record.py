@@ -125,6 +125,10 @@ class SearchRecord(msgspec.Struct, frozen=True, kw_only=True):
         text = plain_text(template, folder, kind="line", record=self, plan=self.plan, row=_row)
         return [block for block in text.split("\n\n") if block.strip()]
 
+    def abridged(self) -> SearchRecord:
+        """Return the record as text shows it."""
+        return self
+
     def answered(self) -> list[bool]:
         """Return for each boot if it gave an answer: two in a row without one end the search.
 
@@ -210,7 +214,7 @@ def terminal(record: SearchRecord, page: str, resume: str) -> str:
 
 def _render(template: str, record: SearchRecord, **values: Any) -> str:
     """Return the text of a template, filled with the record and further values."""
-    return f"{plain_text(template, _TEMPLATES, record=record, **values)}\n"
+    return f"{plain_text(template, _TEMPLATES, record=record.abridged(), **values)}\n"
 
 
 def _row(values: Iterable[object]) -> Markup:

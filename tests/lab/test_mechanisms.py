@@ -12,6 +12,7 @@ import queue
 import subprocess
 import sys
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
 from enum import Enum
 from itertools import product
@@ -95,8 +96,35 @@ class BlockPool:
 
 
 Kind = Enum("Kind", "ADD ABORT UTILITY")
+Role = Enum("Role", "SCHEDULER WORKER")
+
+
+class Connector(ABC):
+    """A KV connector as vLLM's base class is one."""
+
+    def __init__(self, config: Any, role: Role, kv_cache_config: Any = None) -> None:
+        self.config, self.role, self.kv_cache_config = config, role, kv_cache_config
+
+    @abstractmethod
+    def start_load_kv(self, context: Any, **_: Any) -> None: ...
+
+
+class KVConnectorFactory:
+    """vLLM's factory, for a connector that is the configuration's `kv_transfer_config`."""
+
+    @classmethod
+    def get_connector_class(cls, kv_transfer_config: Any) -> Any:
+        return kv_transfer_config
+
+    @classmethod
+    def create_connector(cls, config: Any, role: Role, kv_cache_config: Any = None) -> Any:
+        return cls.get_connector_class(config.kv_transfer_config)(config, role, kv_cache_config)
+
+
 CORE, CPU = "vllm.v1.engine.core", "vllm.platforms.cpu"
 POOL, WORKER = "vllm.v1.core.block_pool", "vllm.v1.simple_kv_offload.worker"
+FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
+BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 NAMES = (
     "fastapi",
     "fastapi.responses",
@@ -106,6 +134,8 @@ NAMES = (
     "vllm",
     "vllm.distributed",
     "vllm.distributed.kv_transfer",
+    FACTORY,
+    BASE,
     "vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector",
     "vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker",
     "vllm.engine",
@@ -135,6 +165,7 @@ NAMES = (
 )
 IMPORT_VLLM = (
     "async_steps",
+    "idle_half",
     "nixl",
     "offload",
     "offloading",
@@ -153,6 +184,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         # a copy, because the plugin changes it
         setattr(modules[module], stub.__name__, type(stub.__name__, (stub,), dict(vars(stub))))
     modules["vllm.v1.engine"].EngineCoreRequestType = Kind
+    modules[FACTORY].KVConnectorFactory = type("Factory", (KVConnectorFactory,), {})
+    modules[BASE].KVConnectorBase_V1, modules[BASE].KVConnectorRole = Connector, Role
     modules["vllm.v1.worker.gpu_worker"].Worker.get_kv_connector_handshake_metadata = None
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -349,6 +382,35 @@ def test_the_simple_connector_copies_nothing_and_reports_it(vllm: dict[str, Any]
         (7, False, True),
         (8, True, True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("module", "stays"),
+    [
+        ("vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector", False),
+        ("vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector", False),
+        ("my_connector", False),
+        ("vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector", True),
+        ("vllm.distributed.kv_transfer.kv_connector.v1.multi_connector", True),
+        ("vllm_repro_lab.late_connector", True),
+    ],
+)
+def test_the_worker_half_of_an_unknown_connector_is_idle(
+    module: str, stays: bool, vllm: dict[str, Any]
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise AssertionError("it needs a GPU")
+
+    load("idle_half")
+    own = type("Own", (Connector,), {"__module__": module, "start_load_kv": fails})
+    make = vllm[FACTORY].KVConnectorFactory.create_connector
+    config = SimpleNamespace(kv_transfer_config=own)
+    decides = make(config=config, role=Role.SCHEDULER, kv_cache_config="blocks")
+    assert (type(decides), decides.kv_cache_config) == (own, "blocks")
+    moves = make(config, Role.WORKER)
+    assert (isinstance(moves, own), moves.config, moves.role) == (stays, config, Role.WORKER)
+    if not stays:
+        assert moves.start_load_kv(None, layers=1) is None
 
 
 def added(*prompt: int) -> tuple[Kind, Any]:

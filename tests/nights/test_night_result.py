@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -75,6 +76,19 @@ def night(*scenarios: ScenarioNight, **fields: object) -> Night:
     asked = "vllm/vllm-openai:nightly, server docker"
     made = Night(asked=asked, started_at="2026-11-20T02:17:00Z", scenarios=scenarios)
     return replace(made, **fields)
+
+
+def test_the_first_vllm_in_which_the_bug_shows_is_named() -> None:
+    quiet = ran("a-good", Verdict.QUIET, True, "lived", "run-0")
+    results = [(quiet, "0.23.0"), (GREEN, "0.24.0"), (RED, "0.24.0"), (NONE, "0.24.0")]
+    several = night(*(dataclasses.replace(result, vllm=vllm) for result, vllm in results))
+    assert several.by_vllm == [
+        ("scenario", "0.23.0", "0.24.0", "first bad"),
+        ("a-good", "quiet", "reproduces", "0.24.0"),
+        ("b-bad", "-", "regressed", "0.24.0"),
+        ("e-big", "-", "unsupported", "none"),
+    ]
+    assert night(GREEN, RED).by_vllm == []
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,21 @@ def test_only_the_arms_that_are_named_run(
     ]
 
 
+def test_several_vllms_make_a_table_of_scenarios(
+    night: Callable[..., tuple[int, list[Job], str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--server", "lab", "--vllm", "0.24.0,v0.28,0.24.0")
+    _, jobs, summary = night(*words, "--with", "pooch==3.1", ends=(Unsupported("enough"),) * 2)
+    names = [f"{release} with pooch==3.1" for release in ("0.24.0", "0.28.0")]
+    assert [f"{job.options.vllm}" for job in jobs] == names, "the other scenario has no lab"
+    assert f"Asked for: vLLM {names[0]} and vLLM {names[1]}, server lab." in summary
+    assert "| scenario | 0.24.0 | 0.28.0 | first bad |" in summary
+    assert "| sco-hybrid | unsupported | unsupported | none |" in summary
+    assert "sco-hybrid           unsupported  unsupported  none" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*NIGHT, "--vllm", "0.24.0,"])
+
+
 @pytest.mark.parametrize(
     ("name", "value", "refusal"),
     [

@@ -197,6 +197,20 @@ def test_vllms_and_packages_make_a_table() -> None:
     assert map_of([row("0.23.0", Outcome.CRASH), row("0.24.0", Outcome.CLEAN)]).grid == []
 
 
+def test_packages_of_all_vllms_are_named_once() -> None:
+    names = [f"{release} with a=={n} with b==1" for release in ("0.23.0", "0.24.0") for n in (1, 2)]
+    tried = [structs.replace(row(name[:6], Outcome.CRASH), version=name) for name in names]
+    whole = map_of(tried, names)
+    assert whole.grid[0] == ["vLLM", "a==1 with b==1", "a==2 with b==1"]
+    for text in (terminal(whole, "x", ""), markdown(whole)):
+        assert text.count("b==1") == 1
+        assert "Every vLLM here is with these packages, too: b==1." in text
+    assert whole.abridged().grid[0] == ["vLLM", "a==1", "a==2"]
+    same = map_of(tried[:1], names[:1])
+    assert "0.23.0  " in terminal(same, "x", "")
+    assert "too: a==1, b==1." in terminal(same, "x", "")
+
+
 def test_a_release_whose_run_has_no_such_arm_was_not_tried() -> None:
     """Compare a journal of the arms `branch` and `unreserved` with a map of `reported`."""
     other = row("0.23.0", Outcome.CRASH)

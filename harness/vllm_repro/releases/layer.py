@@ -26,11 +26,11 @@ from vllm_repro.releases.disk import Progress
 from vllm_repro.releases.installer import Installer
 from vllm_repro.releases.sources import Tree
 
-# Requirements of the wheel for GPUs that vLLM does not import on a CPU.
+# Requirements of the wheel for GPUs, and of packages beside it, that nothing imports on a CPU.
 _GPU_ONLY = re.compile(
-    r"apache-tvm-ffi|fastsafetensors|flashinfer-.*|humming-kernels|instanttensor|nvidia-.*|nvtx"
-    r"|pynvvideocodec|quack-kernels|tilelang|tokenspeed-mla|torch|torchaudio|torchcodec|torchvision"
-    r"|triton"
+    r"apache-tvm-ffi|cuda-.*|cufile-python|cupy-cuda.*|fastsafetensors|flashinfer-.*"
+    r"|humming-kernels|instanttensor|nixl-cu\d+|nvidia-.*|nvtx|pynvvideocodec|quack-kernels|tilelang"
+    r"|tokenspeed-mla|torch|torchaudio|torchcodec|torchvision|triton"
 )
 _SAFE_PATH = "import os; os.environ['PYTHONSAFEPATH'] = '1'\n"
 
@@ -84,11 +84,23 @@ def install_over(
     _install_lacking(tree.requires, python, [packages, base_packages], installer, progress)
     if tree.packages:
         installer.install(python, tree.packages, progress, "--no-deps")
+        _install_lacking(
+            [line for new in distributions(path=[str(packages)]) for line in new.requires or ()],
+            python,
+            [packages, base_packages],
+            installer,
+            progress,
+            absent=True,
+        )
         _refuse_unfit(python, packages)
     # If bytecode is not written, each process of the server compiles the changed files again.
-    sources = "\n".join(str(path) for path in copied if path.suffix == ".py")
-    command = [f"{python}", "-m", "compileall", "-q", "-i", "-"]
-    subprocess.run(command, input=sources, text=True, check=False, capture_output=True)
+    subprocess.run(
+        [f"{python}", "-m", "compileall", "-q", "-i", "-"],
+        input="\n".join(str(path) for path in copied if path.suffix == ".py"),
+        text=True,
+        check=False,
+        capture_output=True,
+    )
     return packages
 
 
@@ -163,19 +175,28 @@ def _install_lacking(
     path: Sequence[Path],
     installer: Installer,
     progress: Progress,
+    *,
+    absent: bool = False,
 ) -> None:
     """Install requirements that `path` lacks or has in another version, with their dependencies.
 
     path: site-packages that count as installed; new packages go to the first, that of `python`. An
     installed version that does not fit is kept if the index has no better one. Raises `InfraError`
-    if a missing package cannot be installed.
+    if a missing package cannot be installed. absent: leave each installed version, and do not
+    raise.
     """
     needed, tried = [Requirement(line) for line in requires], set[str]()
     while needed:
         installed: dict[str, str] = {}
         for package in distributions(path=[str(folder) for folder in path]):
             installed.setdefault(canonicalize_name(package.name), package.version)
-        lacking = [need for need in needed if _applies(need) and not _satisfied(need, installed)]
+        lacking = [
+            need
+            for need in needed
+            if _applies(need)
+            and not _satisfied(need, installed)
+            and not (absent and canonicalize_name(need.name) in installed)
+        ]
         names = {canonicalize_name(need.name) for need in lacking} - tried
         tried |= names
         for need in (need for need in lacking if canonicalize_name(need.name) in names):
@@ -184,9 +205,9 @@ def _install_lacking(
             try:
                 installer.install(python, [str(need)], progress, "--no-deps")
             except InfraError:
-                if has is None:
+                if has is None and not absent:
                     raise
-                progress(f"  the index has no such {need.name}: {has} is used")
+                progress(f"  the index has no such {need.name}: {has or 'none'} is used")
         added = [
             package
             for package in distributions(path=[str(path[0])])

@@ -439,6 +439,22 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
         rows = [[vllm, *(cells.get((vllm, name), "-") for name in packages)] for vllm in vllms]
         return [["vLLM", *(name or "as it is" for name in packages)], *rows]
 
+    def abridged(self) -> VersionMap:
+        """Return the map with what all its vLLMs are with named once, in `also`."""
+        lists = [version.split(WITH)[1:] for version in self.versions]
+        also = tuple(name for name in lists[0] if all(name in names for names in lists))
+
+        def short(version: str) -> str:
+            return WITH.join(name for name in version.split(WITH) if name not in also)
+
+        fields = msgspec.structs.asdict(self) | {
+            "versions": tuple(map(short, self.versions)),
+            "boots": tuple(
+                msgspec.structs.replace(row, version=short(row.version)) for row in self.boots
+            ),
+        }
+        return _ShownMap(**fields, also=also)
+
     @property
     def excluded(self) -> float:
         """Return the lowest crash rate that `trials` quiet boots of a release exclude."""
@@ -449,6 +465,12 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
         """Return what the arms are declared to do, each once; a crash if there is no row yet."""
         arms = [arm for row in self.boots for arm in row.arms]
         return list(dict.fromkeys(arm.expected for arm in arms)) or [Expected.DIES]
+
+
+class _ShownMap(VersionMap, frozen=True, kw_only=True):
+    """A version map in which a vLLM is named without the packages that all are with."""
+
+    also: tuple[str, ...] = ()
 
 
 def _clause(items: Sequence[str], verbs: tuple[str, str]) -> str:

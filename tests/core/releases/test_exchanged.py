@@ -42,6 +42,7 @@ backend-path = ["."]
 @pytest.fixture(autouse=True)
 def more_wheels(wheels: Path) -> None:
     write_wheel(wheels, "pooch", "3.0", {"pooch.py": ""})
+    write_wheel(wheels, "kennel", "1.0", {"kennel.py": ""}, ("nixl-cu13", "deeper", "pooch>=9"))
     write_wheel(wheels, "pooch", "4.0", {"pooch.py": ""}, ("torch>=2", "deeper>=2"))
     write_wheel(wheels, "deeper", "1.0", {"deeper.py": ""})
 
@@ -72,6 +73,17 @@ def test_one_package_is_exchanged_and_the_release_stays(cache: ReleaseCache, whe
     assert cache.cached() == [base], "no release but another source"
     (base.packages / init).write_text("ANSWER = 4100\n")
     assert printed(cache.provision(source, silent), VERSIONS) == answers[1], "both again"
+
+
+def test_what_an_added_package_needs_and_the_release_lacks_is_added(
+    cache: ReleaseCache, wheels: Path
+) -> None:
+    write_wheel(wheels, "kennel", "2.0", {"kennel.py": ""}, ("nixl-cu13", "deep", "pooch>=2"))
+    write_wheel(wheels, "deep", "1.0", {"deep.py": ""}, ("deeper",))
+    cache.provision(Source(release="0.28.0"), silent)
+    write_wheel(wheels, "pooch", "3.2", {"pooch.py": ""})
+    release = cache.provision(parse_source("0.28.0 with kennel==2.0"), silent)
+    assert printed(release, f"import kennel, deep, deeper; {VERSIONS}") == "3.0 2.13.0 41"
 
 
 def test_packages_of_a_folder_of_vllm(
@@ -111,6 +123,7 @@ def test_a_folder_is_built_again_after_an_edit(
     [
         ("pooch==4.0", Unsupported, r"pooch 4\.0 requires deeper>=2, and none is installed"),
         ("pooch==4.0 with deeper==1.0", Unsupported, r"deeper>=2, and 1\.0 is installed"),
+        ("kennel==1.0", Unsupported, r"^kennel 1\.0 requires pooch>=9, and 3\.0 is installed\n"),
         ("pooch==9.0", InfraError, r"no version of pooch==9\.0"),
         ("pooch", UsageError, "is no package beside vLLM"),
         ("pooch=3", UsageError, "is no package beside vLLM"),
