@@ -17,15 +17,15 @@ BUDGETS = {
     "harness/vllm_repro": 13_000,
     "harness": 27_720,
     "tests": 19_480,
-    "benchmarks": 1_380,
+    "benchmarks": 1_420,
 }
 """Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500.
 
 Both grew for live servers, reports from outside and native crashes in diagnosis, for what intake
 reads or quotes, for the ledger of bugs, for `gate`, for the search as a folder of vLLM's
 tests, and for exchanged packages.
-Tests also grew for mutants that survived, and `benchmarks` for the changes that measure `gate`.
-That of the core stays."""
+Tests also grew for mutants that survived, and `benchmarks` for the changes that measure `gate` and
+for made histories of components. That of the core stays."""
 
 
 def statements(source: str) -> int:
