@@ -1,7 +1,8 @@
 """Worker half of a KV connector for which the lab has no other: it moves and reports nothing.
 
 LMCache, Mooncake and connectors of other packages move KV blocks with a GPU or over a network. The
-scheduler half, which decides, is their own.
+scheduler half, which decides, is their own. A request whose load or save it reports later waits for
+ever. MultiConnector makes its connectors itself, with their own worker halves.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ def create_connector(
     original: Any, cls: Any, config: Any, role: Any, kv_cache_config: Any = None
 ) -> Any:
     """Return the connector's half for `role`, or `IdleHalf`."""
-    module = cls.get_connector_class(config.kv_transfer_config).__module__
-    known = module.startswith((f"{__package__}.", *(f"{_V1}{name}" for name in _OTHERS)))
-    if role is KVConnectorRole.WORKER and not known:
+    known = (f"{__package__}.", *(f"{_V1}{name}" for name in _OTHERS))
+    parents = cls.get_connector_class(config.kv_transfer_config).__mro__
+    if role is KVConnectorRole.WORKER and not any(
+        parent.__module__.startswith(known) for parent in parents
+    ):
         return IdleHalf(config, role, kv_cache_config)
     return original(cls, config=config, role=role, kv_cache_config=kv_cache_config)

@@ -176,8 +176,8 @@ SCHEDULER = (
         "vllm.distributed.kv_transfer.kv_connector.factory",
         "KVConnectorFactory.create_connector",
         "connectors such as LMCache's move KV blocks with a GPU or over a network",
-        "the worker half of a connector that is not named above moves and reports nothing. Its"
-        " scheduler half is its own",
+        "the worker half of a connector without a part here moves and reports nothing, so a request"
+        " whose load or save it would report waits for ever. The scheduler half is its own",
         parameters=("config", "role"),
         runs=True,
     ),

@@ -58,6 +58,8 @@ _LIGHTS: Mapping[Light, tuple[str, str]] = {
 
 # The bug shows, or the engine fails otherwise.
 _BAD = {Verdict.REPRODUCES, Verdict.REGRESSED, Verdict.CHANGED}
+# Lights of a run whose verdict states nothing.
+_WITHOUT_VERDICT = {Light.NONE, Light.CUT, Light.LATE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +72,13 @@ class ScenarioNight:
     why: str
     # None if it did not run
     report: RunReport | None = None
-    # the vLLM that was asked for, without exchanged packages; empty for the server's default
+    # its column in the table by vLLM; empty in a night of one vLLM
     vllm: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the scenario, and the vLLM in a night of several."""
+        return f"{self.scenario} in {self.vllm}" if self.vllm else self.scenario
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +95,8 @@ class Night:
     interrupted: str | None = None
     # a line for each change since the night before; None without such a night
     changes: tuple[str, ...] | None = None
+    # names of the vLLMs to compare, in the order that was asked for; empty for one
+    vllms: tuple[str, ...] = ()
 
     @property
     def reports(self) -> list[RunReport]:
@@ -98,26 +107,20 @@ class Night:
     def by_vllm(self) -> list[tuple[str, ...]]:
         """Return the verdicts of each scenario by vLLM, below the heads; empty for one vLLM.
 
-        The last column names the first vLLM in which the bug shows, or the engine fails otherwise.
+        The last column names the first vLLM in which the bug shows, or the engine fails otherwise:
+        `none` if it does in none, `-` if no vLLM proved anything.
         """
-        vllms = [*dict.fromkeys(result.vllm for result in self.scenarios)]
-        if len(vllms) < 2:
-            return []
         rows: dict[str, dict[str, str]] = {}
-        for result in self.scenarios:
-            cell = f"{result.report.verdict if result.report else result.light}"
+        for result in self.scenarios if self.vllms else ():
+            ran = result.report is not None and result.light not in _WITHOUT_VERDICT
+            cell = f"{result.report.verdict if ran and result.report else result.light}"
             rows.setdefault(result.scenario, {})[result.vllm] = cell
-        return [
-            ("scenario", *(vllm or "default" for vllm in vllms), "first bad"),
-            *(
-                (
-                    scenario,
-                    *(cells.get(vllm, "-") for vllm in vllms),
-                    next((vllm for vllm in vllms if cells.get(vllm) in _BAD), "none"),
-                )
-                for scenario, cells in rows.items()
-            ),
-        ]
+        table = [("scenario", *self.vllms, "first bad")] if rows else []
+        for scenario, cells in rows.items():
+            quiet = "none" if {*cells.values()} & {Verdict.QUIET, Verdict.FIXED} else "-"
+            first = next((vllm for vllm in self.vllms if cells.get(vllm) in _BAD), quiet)
+            table.append((scenario, *(cells.get(vllm, "-") for vllm in self.vllms), first))
+        return table
 
     @property
     def light(self) -> Light:
@@ -151,7 +154,7 @@ class Night:
         parts = [f"interrupted by {self.interrupted}"] if self.interrupted else []
         parts += [f"host trouble: {'; '.join(self.trouble)}"] if self.trouble else []
         for light, (_, words) in _LIGHTS.items():
-            if names := [result.scenario for result in self.scenarios if result.light is light]:
+            if names := [result.name for result in self.scenarios if result.light is light]:
                 many = "s" if light is Light.RED and len(names) > 1 else ""
                 named = f" ({', '.join(names)})" if light in (Light.RED, Light.AMBER) else ""
                 parts.append(f"{len(names)} {words}{many}{named}")
@@ -198,7 +201,7 @@ def suites(night: Night) -> str:
     run it, else an error. Trouble of the host and an interruption are errors in it.
     """
     cases = [
-        (result.scenario, "skipped" if result.light is Light.NONE else "error", result.why)
+        (result.name, "skipped" if result.light is Light.NONE else "error", result.why)
         for result in night.scenarios
         if result.report is None
     ]

@@ -82,11 +82,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_server_options(parser, names=("image", "with", "weights"))
     parser.add_argument(
         "--vllm",
-        type=lambda text: [source(name) for name in text.split(",")],
+        type=lambda text: [source(name.strip()) for name in text.split(",")],
         metavar="SOURCE,...",
         help=(
             "a release such as 0.23.0, a wheel file, a folder that holds vllm/, or a commit as in"
-            " ~/vllm@abc123; several make a table of scenarios by vLLM"
+            " ~/vllm@abc123; several make a table of scenarios by vLLM, in this order"
         ),
     )
     add_run_options(
@@ -161,6 +161,8 @@ def run(arguments: argparse.Namespace) -> int:
             hint=f"--server {CPU} or docker",
         )
     options = each[0]
+    if options.image and len(each) > 1:
+        raise UsageError("every vLLM would run the same image", hint="leave out --image")
     jobs = {
         (job.scenario.id, job.options.vllm): job
         for server in each
@@ -176,6 +178,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.least_disk,
         lambda line: print(line, file=stream, flush=True),
         arguments.max_time,
+        [server.vllm for server in each if server.vllm],
     )
     _publish(night, folder, stream)
     if arguments.json:

@@ -14,6 +14,7 @@ from vllm_repro.errors import InfraError, ReproError, Unsupported
 from vllm_repro.host.gpu_lease import busy_gpus
 from vllm_repro.host.machine import gpus
 from vllm_repro.journal.redact import Redactor
+from vllm_repro.releases.sources import Source
 from vllm_repro.report.files import FORMATS, write_file
 from vllm_repro.report.model import RunReport
 from vllm_repro.report.runs import Run, run_id
@@ -41,6 +42,7 @@ def run_night(
     least_disk_gb: float,
     show: Callable[[str], None],
     most_seconds: float = math.inf,
+    vllms: Sequence[Source] = (),
 ) -> tuple[Night, Path]:
     """Run the jobs that fit this machine, write the night's files, return the night and its folder.
 
@@ -48,11 +50,13 @@ def run_night(
 
     options: what all jobs have in common, with `auto` resolved. least_disk_gb: space that must be
     free, in GB of 10**9 bytes. show: called with one line per scenario. most_seconds: start no run
-    that would end later, by the time that it took before.
+    that would end later, by the time that it took before. vllms: those to compare.
     """
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     folder = stamped_folder(out, Path("nightly"))
     here = not any(job.elsewhere for job in jobs)
+    public = Redactor([*private_folders(), *private_sources(job.options.vllm for job in jobs)]).text
+    names = _names([*vllms, *(job.options.vllm for job in jobs)], public) if vllms[1:] else {}
     trouble: list[str] = []
     done: dict[int, ScenarioNight] = {}
     near: dict[str, str] = {}
@@ -62,10 +66,8 @@ def run_night(
         if here and not trouble:
             trouble += filter(None, [_pull_moving_tag(options)])
         for job, result in _run_jobs(jobs, out, most_seconds) if not trouble else ():
-            if vllm := job.options.vllm:
-                result = replace(result, vllm=f"{vllm.base or vllm}")
-            done[id(job)] = result
-            show(f"{result.light}: {result.scenario}: {result.why}")
+            done[id(job)] = result = replace(result, vllm=names.get(job.options.vllm, ""))
+            show(f"{result.light}: {result.name}: {result.why}")
             if result.report is not None:
                 interrupted = interrupted or result.report.interrupted
                 copy = folder / result.scenario
@@ -78,21 +80,22 @@ def run_night(
     with signals_later():  # a second Ctrl-C must not cost the summary
         why = "not run: the night was interrupted before"
         scenarios = [*done.values()] + [
-            ScenarioNight(scenario=job.scenario.id, light=Light.CUT, why=why)
+            ScenarioNight(
+                scenario=job.scenario.id,
+                light=Light.CUT,
+                why=why,
+                vllm=names.get(job.options.vllm, ""),
+            )
             for job in jobs
             if interrupted and id(job) not in done
         ]
         runs, _ = read_runs(out)
         past = history(runs, None)
-        names = [*private_folders(), *private_sources(job.options.vllm for job in jobs)]
-        public = Redactor(names).text
         night = Night(
             asked=public(_asked_for(jobs, options)),
             started_at=started,
-            scenarios=tuple(
-                replace(result, why=public(result.why), vllm=public(result.vllm))
-                for result in scenarios
-            ),
+            scenarios=tuple(replace(result, why=public(result.why)) for result in scenarios),
+            vllms=tuple(names.values()),
             trouble=tuple(map(public, trouble)),
             interrupted=interrupted,
             changes=None if past.since is None else tuple(change_lines(past)),
@@ -162,6 +165,19 @@ def _engine_problem(use: Callable[[Engine], object]) -> str:
     except engine_errors() as error:
         return explain(error).with_hint
     return ""
+
+
+def _names(
+    vllms: Sequence[Source | None], public: Callable[[str], str]
+) -> dict[Source | None, str]:
+    """Return a name for each vLLM: without packages that all have, redacted, and no name twice."""
+    known = [vllm for vllm in dict.fromkeys(vllms) if vllm]
+    alike = len({vllm.packages for vllm in known}) == 1
+    names: dict[Source | None, str] = {}
+    for vllm in known:
+        name = public(f"{vllm.base or vllm}" if alike else f"{vllm}")
+        names[vllm] = f"{name} ({len(names) + 1})" if name in names.values() else name
+    return names
 
 
 def _asked_for(jobs: Sequence[Job], options: ServerOptions) -> str:

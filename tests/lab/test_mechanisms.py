@@ -392,6 +392,8 @@ def test_the_simple_connector_copies_nothing_and_reports_it(vllm: dict[str, Any]
         ("my_connector", False),
         ("vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector", True),
         ("vllm.distributed.kv_transfer.kv_connector.v1.multi_connector", True),
+        ("vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector", True),
+        ("vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector", True),
         ("vllm_repro_lab.late_connector", True),
     ],
 )
@@ -411,6 +413,8 @@ def test_the_worker_half_of_an_unknown_connector_is_idle(
     assert (isinstance(moves, own), moves.config, moves.role) == (stays, config, Role.WORKER)
     if not stays:
         assert moves.start_load_kv(None, layers=1) is None
+    config.kv_transfer_config = type("Child", (own,), {"__module__": "my_connector"})
+    assert isinstance(make(config, Role.WORKER), own) is stays, "so is a class made from it"
 
 
 def added(*prompt: int) -> tuple[Kind, Any]:

@@ -80,14 +80,24 @@ def night(*scenarios: ScenarioNight, **fields: object) -> Night:
 
 def test_the_first_vllm_in_which_the_bug_shows_is_named() -> None:
     quiet = ran("a-good", Verdict.QUIET, True, "lived", "run-0")
-    results = [(quiet, "0.23.0"), (GREEN, "0.24.0"), (RED, "0.24.0"), (NONE, "0.24.0")]
-    several = night(*(dataclasses.replace(result, vllm=vllm) for result, vllm in results))
+    later = ran("a-good", Verdict.QUIET, True, "lived", "run-9")
+    results = [(GREEN, "0.24.0"), (later, "0.28.0"), (quiet, "0.23.0"), (RED, "0.24.0")]
+    results += [(NONE, "0.24.0"), (CUT, "0.23.0"), (of_outcome(Outcome.UNSUPPORTED), "0.23.0")]
+    several = night(
+        *(dataclasses.replace(result, vllm=vllm) for result, vllm in results),
+        vllms=("0.23.0", "0.24.0", "0.28.0"),
+    )
     assert several.by_vllm == [
-        ("scenario", "0.23.0", "0.24.0", "first bad"),
-        ("a-good", "quiet", "reproduces", "0.24.0"),
-        ("b-bad", "-", "regressed", "0.24.0"),
-        ("e-big", "-", "unsupported", "none"),
+        ("scenario", "0.23.0", "0.24.0", "0.28.0", "first bad"),
+        ("a-good", "quiet", "reproduces", "quiet", "0.24.0"),
+        ("b-bad", "-", "regressed", "-", "0.24.0"),
+        ("e-big", "-", "unsupported", "-", "-"),
+        ("f-cut", "interrupted", "-", "-", "-"),
+        (EXAMPLE.scenario, "unsupported", "-", "-", "-"),
     ]
+    assert "(b-bad in 0.24.0)" in several.headline
+    assert 'name="e-big in 0.24.0"' in suites(several)
+    assert night(quiet, vllms=("0.23.0",)).by_vllm[1] == ("a-good", "-", "none")
     assert night(GREEN, RED).by_vllm == []
 
 

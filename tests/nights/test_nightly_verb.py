@@ -109,16 +109,41 @@ def test_only_the_arms_that_are_named_run(
 def test_several_vllms_make_a_table_of_scenarios(
     night: Callable[..., tuple[int, list[Job], str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--server", "lab", "--vllm", "0.24.0,v0.28,0.24.0")
+    words = ("--server", "lab", "--vllm", "0.24.0, v0.28,0.24.0")
     _, jobs, summary = night(*words, "--with", "pooch==3.1", ends=(Unsupported("enough"),) * 2)
     names = [f"{release} with pooch==3.1" for release in ("0.24.0", "0.28.0")]
     assert [f"{job.options.vllm}" for job in jobs] == names, "the other scenario has no lab"
     assert f"Asked for: vLLM {names[0]} and vLLM {names[1]}, server lab." in summary
     assert "| scenario | 0.24.0 | 0.28.0 | first bad |" in summary
-    assert "| sco-hybrid | unsupported | unsupported | none |" in summary
-    assert "sco-hybrid           unsupported  unsupported  none" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main([*NIGHT, "--vllm", "0.24.0,"])
+    assert "| sco-hybrid | unsupported | unsupported | - |" in summary
+    assert "sco-hybrid           unsupported  unsupported  -" in capsys.readouterr().out
+
+
+def test_vllms_of_a_night_differ_by_name_and_keep_their_order(
+    night: Callable[..., tuple[int, list[Job], str]],
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Packages are named if they differ, private folders are not, and --server cpu's own is last.
+
+    What was not reached before an interrupt has its column, too.
+    """
+    folders = [tmp_path_factory.mktemp("mine") for _ in range(2)]
+    for folder in folders:
+        (folder / "vllm").mkdir()
+        (folder / "vllm" / "__init__.py").touch()
+    named = f"0.24.0 with pooch==3.1,0.24.0,{folders[0]},{folders[1]}"
+    words = ("--server", "cpu", "--vllm", named)
+    _, jobs, summary = night(*words, ends=(Unsupported("no"), KeyboardInterrupt()))
+    assert len(jobs) == 2
+    out = " ".join(capsys.readouterr().out.split())
+    heads = f"0.24.0 with pooch==3.1 0.24.0 $VLLM_SOURCE $VLLM_SOURCE (4) {NEWEST} first bad"
+    assert f"scenario {heads} min-tokens-stop-ids unsupported interrupted" in out
+    assert "| sco-hybrid | interrupted | interrupted | interrupted |" in summary
+
+
+def test_an_image_is_not_compared_with_itself() -> None:
+    assert main([*NIGHT, "--server", "docker", "--image", "x", "--vllm", "0.24.0,0.28.0"]) == 64
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ WITH_OPTION: dict[str, Any] = {
     "action": "append",
     "metavar": "PACKAGE",
     "help": (
-        "exchange or add a package of the vLLM that --vllm names, and nothing else: NAME==VERSION,"
-        " a wheel file, or a folder to build; may be given again"
+        "exchange or add a package of the vLLM that --vllm names, with what it needs and that vLLM"
+        " lacks: NAME==VERSION, a wheel file, or a folder to build; may be given again"
     ),
 }
 """Arguments of the option `--with`."""

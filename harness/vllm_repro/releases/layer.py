@@ -26,7 +26,7 @@ from vllm_repro.releases.disk import Progress
 from vllm_repro.releases.installer import Installer
 from vllm_repro.releases.sources import Tree
 
-# Requirements of the wheel for GPUs, and of packages beside it, that nothing imports on a CPU.
+# Requirements that are left out on a CPU: those of vLLM's wheel for GPUs, and others for GPUs.
 _GPU_ONLY = re.compile(
     r"apache-tvm-ffi|cuda-.*|cufile-python|cupy-cuda.*|fastsafetensors|flashinfer-.*"
     r"|humming-kernels|instanttensor|nixl-cu\d+|nvidia-.*|nvtx|pynvvideocodec|quack-kernels|tilelang"
@@ -87,7 +87,7 @@ def install_over(
         _install_lacking(
             [line for new in distributions(path=[str(packages)]) for line in new.requires or ()],
             python,
-            [packages, base_packages],
+            [packages, *_sys_path(python)],  # also of the release below, if the base is a layer
             installer,
             progress,
             absent=True,
@@ -181,9 +181,8 @@ def _install_lacking(
     """Install requirements that `path` lacks or has in another version, with their dependencies.
 
     path: site-packages that count as installed; new packages go to the first, that of `python`. An
-    installed version that does not fit is kept if the index has no better one. Raises `InfraError`
-    if a missing package cannot be installed. absent: leave each installed version, and do not
-    raise.
+    installed version that does not fit is kept if the index has no better one. absent: keep every
+    installed version. Raises `InfraError` if a missing package cannot be installed.
     """
     needed, tried = [Requirement(line) for line in requires], set[str]()
     while needed:
@@ -201,13 +200,13 @@ def _install_lacking(
         tried |= names
         for need in (need for need in lacking if canonicalize_name(need.name) in names):
             has = installed.get(canonicalize_name(need.name))
-            progress(f"its Python needs {need}" + (f", and the release has {has}" if has else ""))
+            progress(f"{need} is needed" + (f", and the release has {has}" if has else ""))
             try:
                 installer.install(python, [str(need)], progress, "--no-deps")
             except InfraError:
-                if has is None and not absent:
+                if has is None:
                     raise
-                progress(f"  the index has no such {need.name}: {has or 'none'} is used")
+                progress(f"  the index has no such {need.name}: {has} is used")
         added = [
             package
             for package in distributions(path=[str(path[0])])
@@ -216,18 +215,25 @@ def _install_lacking(
         needed = [Requirement(line) for package in added for line in package.requires or ()]
 
 
+def _sys_path(python: Path) -> list[Path]:
+    """Return the folders from which `python` imports."""
+    return [
+        Path(line)
+        for line in subprocess.run(
+            [f"{python}", "-Ic", "import sys; print(*sys.path, sep='\\n')"],
+            text=True,
+            check=True,
+            capture_output=True,
+        ).stdout.splitlines()
+    ]
+
+
 def _refuse_unfit(python: Path, packages: Path) -> None:
     """Raise `Unsupported` if a package in `packages` needs what is not installed for `python`."""
-    paths = subprocess.run(
-        [f"{python}", "-Ic", "import sys; print(*sys.path, sep='\\n')"],
-        text=True,
-        check=True,
-        capture_output=True,
-    ).stdout
     versions: dict[str, str] = {
         canonicalize_name(package.name): package.version
         # the first on the path is imported
-        for package in reversed([*distributions(path=paths.splitlines())])
+        for package in reversed([*distributions(path=[*map(str, _sys_path(python))])])
     }
     unmet = [
         f"{package.name} {package.version} requires {need}, and"

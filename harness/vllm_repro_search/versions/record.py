@@ -440,20 +440,21 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
         return [["vLLM", *(name or "as it is" for name in packages)], *rows]
 
     def abridged(self) -> VersionMap:
-        """Return the map with what all its vLLMs are with named once, in `also`."""
+        """Return the map with the packages that all its vLLMs have in `also`, not in their names.
+
+        Not if a vLLM then had no package in its name, or two had the same name.
+        """
         lists = [version.split(WITH)[1:] for version in self.versions]
         also = tuple(name for name in lists[0] if all(name in names for names in lists))
-
-        def short(version: str) -> str:
-            return WITH.join(name for name in version.split(WITH) if name not in also)
-
-        fields = msgspec.structs.asdict(self) | {
-            "versions": tuple(map(short, self.versions)),
-            "boots": tuple(
-                msgspec.structs.replace(row, version=short(row.version)) for row in self.boots
-            ),
+        short = {
+            version: WITH.join(name for name in version.split(WITH) if name not in also)
+            for version in self.versions
         }
-        return _ShownMap(**fields, also=also)
+        if len({*short.values()}) < len(short) or not all(WITH in name for name in short.values()):
+            return self
+        boots = [msgspec.structs.replace(row, version=short[row.version]) for row in self.boots]
+        changed = {"versions": tuple(short.values()), "boots": tuple(boots), "also": also}
+        return _AbridgedMap(**msgspec.structs.asdict(self) | changed)
 
     @property
     def excluded(self) -> float:
@@ -467,8 +468,8 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
         return list(dict.fromkeys(arm.expected for arm in arms)) or [Expected.DIES]
 
 
-class _ShownMap(VersionMap, frozen=True, kw_only=True):
-    """A version map in which a vLLM is named without the packages that all are with."""
+class _AbridgedMap(VersionMap, frozen=True, kw_only=True):
+    """A version map in which no vLLM is named with the packages that all of them have."""
 
     also: tuple[str, ...] = ()
 
