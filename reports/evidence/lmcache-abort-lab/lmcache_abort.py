@@ -8,7 +8,7 @@ The lab has no model and no worker half of LMCache. The scheduler half finds no 
 waits 100 ms for the answer of a worker that is not there. `--max-num-seqs 1` keeps the request that
 leaves waiting, which the trigger can prove. In the reports the requests ran.
 
-No release of vLLM is declared: LMCache's decides.
+The declared releases are those of vLLM that crash with LMCache 0.5.0.
 """
 
 from vllm_repro.vocabulary import *
@@ -32,7 +32,7 @@ scenario = Scenario(
         "Qwen/Qwen3-1.7B", tiny_will_do=True, why="the connector does not use weights"
     ),
     needs=Needs(gpus=1, gpu_memory_gb=8),
-    status=Status(bad=""),
+    status=Status(bad=">=0.20.2"),
     try_with="0.28.0",
     workload=[together(BUSY, LEAVES)],
     trigger=left_waiting("leaves"),
