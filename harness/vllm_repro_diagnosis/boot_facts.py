@@ -101,7 +101,8 @@ _NAMED = re.compile(
 """A release in a sentence, a requirement or an image: `vLLM 0.25.1`, `v0.25.1`, `vllm==0.25.1`."""
 _OTHER_RELEASE = re.compile(
     r"(?i)\b(?:works?|worked|working|fine|ok|downgrad\w*|roll\w* back|before|until|previous\w*"
-    r"|earlier|older|unaffected|fixed|not in|no longer)\b"
+    r"|earlier|older|unaffected|fixed|not in|no longer|(?:upgrad|updat|switch|mov)\w* from"
+    r"|(?:not|n't) (?:happen|occur|reproduc|crash|fail|die|hang|affect)\w*)\b"
 )
 """Words beside a release that is not the reporter's, or that lives."""
 _CHUNKED = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=(\d+)")

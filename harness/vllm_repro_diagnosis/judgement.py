@@ -177,10 +177,27 @@ class _Case:
         return self.ordered and not raised_before
 
     @property
-    def cause(self) -> Root | None:
-        """Return the root exception, unless it only reports that another process ended."""
+    def root_survived(self) -> bool:
+        """Return True if the engine went on after the root exception, so that it is no cause.
+
+        False for one that left the engine's step or boot: nothing catches it.
+        """
         root = self.root
-        if root is None or root.of_termination:
+        return (
+            root is not None
+            and not _leaves(root)
+            and (
+                root.printed.first_line < self.life.survived_until
+                or root.printed.level == "WARNING"
+                or (_of_one_call(root.printed) and not self.paste)
+            )
+        )
+
+    @property
+    def cause(self) -> Root | None:
+        """Return the root exception, unless it reports another process's end or was survived."""
+        root = self.root
+        if root is None or root.of_termination or self.root_survived:
             return None
         ended = self.line(SignKind.WORKER_DIED, SignKind.NATIVE_CRASH)
         unknown = root.of_unknown_cause and SignKind.NATIVE_CRASH in self.life
@@ -345,7 +362,8 @@ def _by_first_line(case: _Case, meanings: Mapping[AnySign, str]) -> Diagnosis | 
 def _refused(case: _Case) -> Diagnosis | None:
     """Judge a server that refused its command line; None if it did not."""
     life = case.life
-    if life.usage is None or life.ready or SignKind.FATAL in life:
+    started = life.ready or life.booted or life.first_engine_line or case.raised
+    if life.usage is None or started or case.line(*_ENDS) is not None:
         return None
     return _lives("The command line was refused: no engine was started, so none died.", Phase.BOOT)
 
@@ -401,7 +419,9 @@ def _last_words(case: _Case) -> Diagnosis | None:
             why = f"A worker process ended without an exception: {worker.text}"
             return replace(_died(why + _signal_suffix(worker.text)), lost_worker=True)
     if SignKind.FATAL in life and (not case.paste or root is not None):
-        return _by_exception(True, "EngineCore met a fatal error", root)
+        return _by_exception(
+            True, "EngineCore met a fatal error", None if case.root_survived else root
+        )
     if worker is not None and not case.ordered:
         return _by_exception(True, "A worker process ended", cause)
     return None
@@ -717,9 +737,10 @@ def _killed_or_ended(case: _Case) -> Diagnosis | None:
     killed, ended = first.get(Meaning.KILLED), first.get(Meaning.ENDED)
     if killed is None or case.ordered or not case.life.is_server:
         return None
-    # Slurm, the kubelet and others kill what does not end in time; of memory they say so.
+    # Slurm, the kubelet and others kill what does not end in time; of memory they say so. `kubectl
+    # describe` lists the status before the events.
     of_memory = re.search("(?i)oom|memory", killed.text)
-    if ended is not None and ended.line < killed.line and not of_memory:
+    if ended is not None and not of_memory:
         return _undecided(f"{_OUTSIDE[Meaning.ENDED]}: {ended.text}")
     return _died(f"It was killed, as another program reports: {killed.text}")
 
@@ -858,7 +879,8 @@ def _stopped(case: _Case) -> Diagnosis | None:
 
 def _open_end(case: _Case) -> Diagnosis:
     """Judge a text that no rule decides: mostly undecided, with what is missing."""
-    life, inside, cause = case.life, case.cut_inside, case.cause
+    life, inside = case.life, case.cut_inside
+    cause = case.root if case.root_survived else case.cause
     late = cause is not None and life.survived_until < cause.raised.first_line
     if inside is not None and not case.paste and (not late or life.ready or life.booted):
         return _undecided(
@@ -929,7 +951,8 @@ def _silence(case: _Case) -> Diagnosis:
             open_end=True,
         )
     running = life.first.get(Meaning.RUNNING)
-    if running is not None and life.ready:
+    after = running is not None and (last is None or last.number < running.line)
+    if running is not None and after and life.ready and not _JUST_STARTED.search(running.text):
         return _lives(f"The engine works where its log ends, and it still runs: {running.text}")
     if dump is not None and life.survived_until < dump.line:
         why = (
@@ -951,6 +974,8 @@ def _silence(case: _Case) -> Diagnosis:
     return replace(_undecided(f"{why}. {_LOOK}"), open_end=True)
 
 
+_JUST_STARTED = re.compile(r"(?i)\b\d{1,2} ?s(?:ec(?:onds?)?)?\b|\b0:00:\d\d\b|less than a minute")
+"""The age of a server in a process list that may be a later life than that of the log."""
 _LOOK = (
     "If it is gone, look at `kubectl describe pod` or `docker inspect` (exit 137: killed), `dmesg` "
     "(OOM, Xid), the rest of the log, and the logs of the other ranks."

@@ -184,6 +184,8 @@ _QUOTED = re.compile(
 _ENVIRONMENT = ("Collecting environment information...", "System Info")
 _ENVIRONMENT_ENDS = ("```", "</details>")
 
+_OF_VLLM = re.compile(r"(?i)$|vllm|python|pt_main|ray|api_?server|engine|worker|uvicorn|mp_")
+"""Names that the kernel may have for a process of a server."""
 _PROSE = 20_000
 """Characters kept of a text that no server logged."""
 _SURVIVED = 3
@@ -546,7 +548,7 @@ class ServerLife:
 
         in_container: the report is of a cgroup.
         """
-        if pid in self.pids:
+        if pid in self.pids and _OF_VLLM.match(name):  # a container's pids are also others'
             return SignKind.OOM_KILLED
         # In a container the kernel's pid is not the one that the log has.
         if in_container and name.lower().startswith("vllm"):

@@ -54,6 +54,7 @@ _CONTRAST = (
     "|kill\\w*|gone|restart\\w*|other|another|second|client|script|if|whether|should|would|could"
     "|can|may|might|must|expect\\w*|seems?|appears?|think|assume\\w*|hope|check|verify|ensure"
     "|before|earlier|previously|formerly|once|used to|last|yesterday|ago|first|then|when|week|month"
+    "|5\\d\\d|zombie|defunct|fail\\w*"
     "|upgrad\\w+|downgrad\\w+|roll\\w* ?back|version|release|older?|v?\\d+\\.\\d+"
 )
 """Words of a sentence that states more than that a server runs on now, or does not state it."""
@@ -159,6 +160,14 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
             r"|^\s*(?:ray\.exceptions\.)?ActorDiedError\b"
         ),
     ),
+    (
+        "container engine",
+        Meaning.ENDED,
+        (
+            r"^ ?Container \S+\s+Stopp(?:ing|ed)$|^Gracefully stopping\.\.\."
+            r"|\bcontainer kill .*\bsignal=(?:2|15)\b"
+        ),
+    ),
     ("Ray", Meaning.EXITED, r"\bWorker exit type: SYSTEM_ERROR\b"),
     ("Ray", Meaning.TROUBLE, r"\bmarked dead because\b|\braylet\b.*\bdied unexpectedly"),
     (
@@ -230,7 +239,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         "text",
         Meaning.RUNNING,
         (
-            rf"(?i)^(?!.*(?:\b(?:{_CONTRAST})\b|n't|\?))"
+            rf"(?i)^(?!.*(?:\b(?:{_CONTRAST})\b|n't|\?|error))"
             r"(?!.*\b(?:all|any|each|every)\b.{0,20}\b(?:fails?|errors?)\b)"
             r".*\b(?:server|engine|vllm|it|pod|container)\b"
             r".{0,20}\b(?:still|keeps?) (?:runs?|running|up|alive|answer\w*|serv\w+|respond\w*"
