@@ -519,15 +519,20 @@ def _number(command: ServeCommand, name: str) -> int:
         return 0
 
 
+_EXCEPTION = re.compile(r"\b[A-Z]\w{2,40}(?:Error|Exception)\b(?:: [^\n`|\x22]{1,150})?")
+
+
 def _put_signature(made: Draft, facts: Facts) -> None:
     """Add the signature of the engine's death, from the text's traceback, if the engine dies."""
     diagnosis, phase = facts.diagnosis, facts.phase
     if _symptom(facts) != "dies":
         return
     if diagnosis.root is None:
+        texts = (_EXCEPTION.search("\n".join(block.lines)) for block in facts.blocks)
+        named = next((f", but names {match[0]}" for match in texts if match), "")
         made.gap(
-            "the text holds no exception of the engine: fill in the signature from the report of"
-            " a run"
+            f"the text holds no traceback of the engine{named}: fill in the signature from the"
+            " report of a run"
         )
         made.put("signature", made.file.call("unstated"))
         return

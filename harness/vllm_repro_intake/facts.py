@@ -158,7 +158,7 @@ _PRODUCT = re.compile(
 _HUB_MODEL = re.compile(
     r"(?i)(?:模型|モデル|\bmodel(?: name| id| path|url|Artifacts:(?:\s+\w+: \S+)*\s+name)?"
     r"|_(?:model|LLM)(?:_name|_id)?)(?:\*\*)?"
-    r"(?:\s*[:=|：]+\s*|\s+(?:is|was)\s+|[ \t]{2,}|\n[ \t]*value: *)"
+    r"(?:\s*[:=|：]+\s*|\s+(?:is|was)\s+|\s*[是为]\s*|[ \t]{2,}|\n[ \t]*value: *)"
     rf"[\"'`*\[]*(?P<model>{_REPOSITORY})(?![\w/])"
 )
 _NAMED_MODEL = re.compile(

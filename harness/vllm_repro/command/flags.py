@@ -22,7 +22,7 @@ _OPTIMIZATION = re.compile(r"-O(?P<level>\w+)")
 # web pages join two dashes into a long one
 _LONG_DASH = re.compile(r"^(?:[\u2013\u2014]-?)(?=[a-z])")
 _NEGATIVE = re.compile(r"-\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
-_NUMBER = re.compile(r"(?P<number>-?\d+(?:\.\d+)?)(?P<unit>[kKmMgGtT]?)")
+_NUMBER = re.compile(r"(?P<number>-?\d+(?:_\d+)*(?:\.\d+)?)(?P<unit>[kKmMgGtT]?)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _BOOLEANS = frozenset({"true", "false", "yes", "no", "on", "off"})
 _JSON_NAMES = ("-config", "-kwargs", "-overrides", "-per-prompt")
