@@ -240,8 +240,10 @@ _SURVIVES = re.compile(
 _CONDITION = re.compile(
     r"(?i)--|\b(?:with(?:out)?|if|when|until|unless|instead|workaround|after (?:a )?restart"
     r"|downgrad\w*|remov\w+|disabl\w+|set(?:ting)?|on|in) |\b0\.\d+"
+    r"|\b(?:prefill|decode|proxy|router|gateway|other|second)(?: \w+)?"
+    r" (?:server|instance|node|one)\b"
 )
-"""Words by which a sentence tells of another set-up than the reported one."""
+"""Words by which a sentence tells of another set-up, or server, than the reported one."""
 _CRASH = re.compile(
     r"crash|\bdie[sd]?\b|\bdying\b|dead\b|DeadError|assert|\bkill(?:s|ed)?\b|\bexit(?:s|ed)\b"
     r"|fail\w* to start|illegal memory|segfault|out of memory|\bOOM\b"
