@@ -189,7 +189,12 @@ class _Case:
             and (
                 root.printed.first_line < self.life.survived_until
                 or root.printed.level == "WARNING"
-                or (_of_one_call(root.printed) and not self.paste)
+                # a log without the line above a traceback does not show that it failed one call
+                or (
+                    not self.paste
+                    and _of_one_call(root.printed)
+                    and not root.printed.headline.startswith("Traceback")
+                )
             )
         )
 
@@ -737,10 +742,11 @@ def _killed_or_ended(case: _Case) -> Diagnosis | None:
     killed, ended = first.get(Meaning.KILLED), first.get(Meaning.ENDED)
     if killed is None or case.ordered or not case.life.is_server:
         return None
-    # Slurm, the kubelet and others kill what does not end in time; of memory they say so. `kubectl
-    # describe` lists the status before the events.
+    # Slurm, the kubelet and others kill what does not end in time; of memory they say so.
     of_memory = re.search("(?i)oom|memory", killed.text)
-    if ended is not None and not of_memory:
+    # `kubectl describe` lists the status before the events.
+    status = re.match(r"\s*Exit Code: ", killed.text)
+    if ended is not None and (ended.line < killed.line or status) and not of_memory:
         return _undecided(f"{_OUTSIDE[Meaning.ENDED]}: {ended.text}")
     return _died(f"It was killed, as another program reports: {killed.text}")
 

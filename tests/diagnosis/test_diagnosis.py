@@ -290,7 +290,8 @@ def test_processes_may_have_the_names_of_other_releases() -> None:
     for log in LOGS[::3]:  # each takes 20 ms
         header, text = split(log)
         other = renamed.sub(lambda name: f"({OTHER_NAMES[name[1]]}", text)
-        if other != text:
+        # a terminal's copy is joined by the width of its lines, which another name changes
+        if other != text and "columns" not in log.stem:
             assert header_of(diagnose(other)) == header, log
 
 
