@@ -38,6 +38,7 @@ from vllm_repro_explore.draft import draft, draft_id, unlike_live
 from vllm_repro_explore.draw import MIXES, draw
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import FindingKind
+from vllm_repro_explore.frontend import FrontendSearch, play_frontend, script, script_name
 from vllm_repro_explore.scenario_setup import draw_for, setup_from
 from vllm_repro_explore.scheduler_test import finding_test
 from vllm_repro_explore.search import Found, Tally, search
@@ -96,6 +97,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--mix",
         metavar="M,...",
         help=f"the features of --engine to draw from, in turn: {', '.join(MIXES)} (default: all)",
+    )
+    parser.add_argument(
+        "--frontend",
+        nargs="?",
+        const="",
+        metavar="PARSER,...",
+        help=(
+            "instead of an engine: the output processor and the parsers (all, or"
+            " these); a message must not depend on how its tokens are split into deltas"
+        ),
     )
     parser.add_argument("--arm", metavar="A", help="the arm of the scenario (default: its first)")
     parser.add_argument(
@@ -340,14 +351,38 @@ class _Exploring:
             patch.tested = len(patch.unloaded) < len(files)
         return comparison, folder
 
+    def search_frontend(self) -> tuple[FrontendSearch, Path]:
+        """Search the front end, write its files, and return (search, folder)."""
+        release, arguments = provision(self.source, self.progress.line), self.arguments
+        folder = stamped_folder(self.out, Path("explore"))
+        search = FrontendSearch(version=self.version, again=self.again)
+        options = {
+            "first": arguments.first or 1,
+            "answers": self._limit(10_000),
+            "seconds": arguments.most,
+            "names": [name for name in arguments.frontend.split(",") if name],
+        }
+        with self._playing():
+            play_frontend(release, options, search, folder / "frontend.log", self.progress.notify)
+        search.interrupted, search.duration_s = self.interrupted, self.duration_s
+        for finding in search.distinct:
+            text = script(finding, self.version)
+            finding["script"] = str(_write(folder / script_name(finding), text))
+        _write(folder / "frontend.md", search.text("md") + "\n")
+        _write(folder / "frontend.json", _json(search.as_json()))
+        return search, folder
+
+    def _limit(self, default: int) -> int | None:
+        """Return how many cases to play: `--seeds`, else `default`, or no limit with `--for`."""
+        many: int | None = self.arguments.seeds
+        return default if many is None and self.arguments.most is None else many
+
     def _cases(self) -> Iterator[tuple[int, Case]]:
         """Yield (seed, case) from the first seed on: `--seeds` cases, else endlessly with `--for`.
 
         Without both, yield 300.
         """
-        first, many = self.arguments.first or 1, self.arguments.seeds
-        if many is None and self.arguments.most is None:
-            many = 300
+        first, many = self.arguments.first or 1, self._limit(300)
         for seed in count(first) if many is None else range(first, first + many):
             yield seed, self.case(seed)
 
@@ -402,7 +437,19 @@ def _json(value: object) -> str:
 
 
 _OF_A_SEARCH = (
-    *("scenario", "engine", "json", "mix", "arm", "vllm", "with", "patch", "seeds", "first"),
+    *(
+        "scenario",
+        "engine",
+        "frontend",
+        "json",
+        "mix",
+        "arm",
+        "vllm",
+        "with",
+        "patch",
+        "seeds",
+        "first",
+    ),
     *("go_on", "most", "boot"),
 )
 """Arguments that only a search has."""
@@ -411,6 +458,7 @@ _OF_A_SEARCH = (
 def _check(arguments: argparse.Namespace) -> None:
     """Raise `UsageError` for options that exclude each other, or that need another one."""
     leave_out, patches = "leave one of them out", arguments.patch or []
+    frontend = arguments.frontend is not None
     refusals = (
         (
             len(set(patches)) < len(patches),
@@ -429,9 +477,14 @@ def _check(arguments: argparse.Namespace) -> None:
             "vllm-repro explore --vendor tests/v1/search",
         ),
         (
-            not arguments.vendor and bool(arguments.scenario) is arguments.engine,
-            "name a SCENARIO or --engine to explore",
+            not arguments.vendor and bool(arguments.scenario) + arguments.engine + frontend != 1,
+            "name a SCENARIO, --engine or --frontend to explore",
             "vllm-repro explore --engine --for 10m",
+        ),
+        (
+            frontend and (patches or arguments.jobs > 1 or arguments.go_on or arguments.boot),
+            "--frontend goes without --patch, --jobs, --go-on and --boot",
+            leave_out,
         ),
         (
             arguments.go_on and (arguments.first or patches),
@@ -467,6 +520,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     exploring = _for_scenario(arguments) if arguments.scenario else _general(arguments)
     stream = sys.stderr if arguments.json else sys.stdout
+    if arguments.frontend is not None:
+        return _search_frontend(exploring, stream)
     if arguments.patch:
         return _compare_patches(exploring, stream)
     summary, folder = exploring.run()
@@ -481,6 +536,20 @@ def run(arguments: argparse.Namespace) -> int:
     if summary.tally.trials == summary.tally.invalid:
         return 2
     return 1 if (summary.new if arguments.go_on else summary.tally.hits) else 0
+
+
+def _search_frontend(exploring: _Exploring, stream: TextIO) -> int:
+    """Search the front end, print the result to `stream`, and return the exit status."""
+    search, folder = exploring.search_frontend()
+    print(search.text("txt"), file=stream)
+    print(f"folder:  {folder}   page: frontend.md", file=stream)
+    if exploring.arguments.json:
+        print_json(search.as_json())
+    if search.interrupted:
+        return INTERRUPTED
+    if not search.played:
+        return 2
+    return 1 if search.findings else 0
 
 
 def _boot(live: Sequence[str], out: Path | None) -> None:
@@ -526,6 +595,8 @@ def _general(arguments: argparse.Namespace) -> _Exploring:
     features, such as "abort", and their probabilities. Raises `UsageError` for an unknown mix.
     """
     mixes, words = tuple(MIXES), ["--engine"]
+    if arguments.frontend is not None:
+        mixes, words = (), ["--frontend", *filter(None, [arguments.frontend])]
     if arguments.mix:
         mixes, words = tuple(arguments.mix.split(",")), ["--engine", "--mix", arguments.mix]
     if unknown := [name for name in mixes if name not in MIXES]:

@@ -1,0 +1,191 @@
+"""Search of vLLM's front end: parsers and output processor, on answers that no model has to give.
+
+A program on the release's interpreter draws answers and splits them into deltas. The message that a
+client puts together must not depend on the split.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from pprint import pformat
+from typing import Any
+
+from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.releases.provision import Release
+from vllm_repro.report.document import plain_text
+from vllm_repro_explore.case_process import ENVIRONMENT
+
+_PROGRAM = Path(__file__).resolve().parent / "program"
+_TEMPLATES = Path(__file__).with_name("templates")
+_SILENT_S = 300.0
+"""Seconds without a line of the program after which it counts as hung."""
+
+
+@dataclass(kw_only=True)
+class FrontendSearch:
+    """What a search of the front end found in one vLLM."""
+
+    # the vLLM as `--vllm` names it
+    version: str
+    # the command that repeats the search
+    again: str = ""
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    # answers that were drawn, judged and failed, by the search's name
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    # why parsers were not searched, by name
+    left_out: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+    duration_s: float = 0.0
+
+    @property
+    def played(self) -> int:
+        """Return how many answers were drawn."""
+        return sum(counts["answers"] for counts in self.counts.values())
+
+    @property
+    def distinct(self) -> list[dict[str, Any]]:
+        """Return the findings by name, without those that a parser of the pair has alone."""
+        alone = {(finding["name"], finding["split"], finding["wrong"]) for finding in self.findings}
+
+        def is_seen_alone(finding: Mapping[str, Any]) -> bool:
+            parsers = finding["name"].split(" and ")
+            return len(parsers) > 1 and any(
+                (parser, finding["split"], finding["wrong"]) in alone for parser in parsers
+            )
+
+        return sorted(
+            (finding for finding in self.findings if not is_seen_alone(finding)),
+            key=lambda finding: (finding["name"], finding["split"], finding["wrong"]),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of frontend.json."""
+        return {
+            "schema": 1,
+            "vllm_version": self.version,
+            "answers": self.played,
+            "parsers": self.counts,
+            "left_out": self.left_out,
+            "findings": self.distinct,
+            "interrupted": self.interrupted,
+            "duration_s": round(self.duration_s, 3),
+            "reproduce": self.again,
+        }
+
+    def text(self, form: str) -> str:
+        """Return the page (`md`) or what the terminal shows (`txt`)."""
+        failed = [name for name, counts in self.counts.items() if counts["failed"]]
+        words = {"summary_of": summary_of, "received": received, "quoted": quoted}
+        return plain_text(f"frontend.{form}", _TEMPLATES, search=self, failed=failed, **words)
+
+
+def play_frontend(
+    release: Release,
+    options: Mapping[str, Any],
+    search: FrontendSearch,
+    log: Path,
+    notify: Callable[[str], None],
+) -> None:
+    """Run the program on a release until it ends, and fill `search`.
+
+    options: as `vllm_repro_frontend.__main__` lists them. log: for the program's standard error.
+    Raises `Unsupported` if this vLLM lacks what the program imports, and `InfraError` if the
+    program fails or is silent.
+    """
+    began = time.monotonic()
+    kept = {"PATH", "HOME", "TMPDIR", "LANG"} & os.environ.keys()
+    environment = {
+        **{name: os.environ[name] for name in kept},
+        **ENVIRONMENT,
+        "VLLM_LOGGING_LEVEL": "CRITICAL",  # parsers log each answer that they refuse
+        "PYTHONPATH": os.pathsep.join(map(str, (_PROGRAM, release.packages))),
+        "PYTHONSAFEPATH": "1",
+    }
+    with log.open("wb") as errors:
+        program = subprocess.Popen(
+            [release.python, "-m", "vllm_repro_frontend", json.dumps(options)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+            text=True,
+        )
+        try:
+            assert program.stdout
+            for line in program.stdout:
+                _take(json.loads(line), search)
+                notify(
+                    f"{len(search.findings)} kinds of findings, {time.monotonic() - began:.0f} s"
+                )
+            program.wait(timeout=_SILENT_S)
+        finally:
+            with suppress(ProcessLookupError):
+                program.kill()
+            program.wait()
+    if search.counts:
+        return
+    end = log.read_text(encoding="utf-8", errors="replace").rstrip().rpartition("\n")[2]
+    if "ImportError" in end or "ModuleNotFoundError" in end:
+        raise Unsupported(
+            f"the front end of vLLM {search.version} cannot be searched: {end}",
+            hint="--vllm names another release",
+        )
+    raise InfraError(f"the program of the search ended: {end}", hint=f"{log} has its output")
+
+
+def _take(line: Mapping[str, Any], search: FrontendSearch) -> None:
+    """Add a line of the program to the search."""
+    if "finding" in line:
+        search.findings.append(line["finding"])
+    elif "left_out" in line:
+        search.left_out[line["left_out"]] = line["why"].splitlines()[0]
+    elif "counts" in line:
+        search.counts = line["counts"]
+
+
+def summary_of(finding: Mapping[str, Any]) -> str:
+    """Return what is wrong, in words."""
+    wrong, split = finding["wrong"], finding["split"]
+    usual = "with one token in each" if "request" in finding else "without streaming"
+    what = wrong if wrong.startswith("raises") else f"other {wrong} than {usual}"
+    return f"{finding['name']}, {split}: {what}"
+
+
+def received(message: Mapping[str, Any] | str) -> str:
+    """Return what a client received, without empty fields; of an exception its text."""
+    if isinstance(message, str):
+        return message
+    return ", ".join(f"{field} {quoted(value)}" for field, value in message.items() if value)
+
+
+def quoted(value: object) -> str:
+    """Return a value as JSON on one line."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def script_name(finding: Mapping[str, Any]) -> str:
+    """Return the file name of a finding's script."""
+    words = f"{finding['name']} {finding['split']} {finding['wrong']}"
+    return "frontend_" + re.sub(r"[^a-z0-9]+", "_", words.lower()) + ".py"
+
+
+def script(finding: dict[str, Any], version: str) -> str:
+    """Return a script of at most 30 lines that shows a finding on plain vLLM, without a model."""
+    template = "frontend_output.txt" if "request" in finding else "frontend_parser.txt"
+    request = finding.get("request", {})
+    values = {key: _literal(value) for key, value in (finding | request).items()}
+    about = f"vLLM {version}, {summary_of(finding)}"
+    return plain_text(template, _TEMPLATES, about=about, **values) + "\n"
+
+
+def _literal(value: object) -> str:
+    """Return a value as Python, in lines of at most 98 columns if its texts allow it."""
+    return pformat(value, width=96, compact=True, sort_dicts=False)

@@ -1,0 +1,153 @@
+"""Search for an answer whose message depends on the deltas in which it is streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from .answer import Answer, draw
+from .parsing import Conversation, Deltas, Parsers, expected
+
+TOKEN, TOKENS = "one token in a delta", "several tokens in a delta"
+_WINDOWS = 400
+"""Most ways of joining neighboring tokens that are tried for the shortest one."""
+
+
+class ParserSearch:
+    """Plays answers of one model. `counts` has how many were played, judged and failed."""
+
+    def __init__(self, tool: str | None, reasoning: str | None) -> None:
+        self.tool, self.reasoning = tool, reasoning
+        self.counts = {"answers": 0, "judged": 0, "failed": 0}
+        self._parsers = Parsers(tool, reasoning)
+
+    def play(self, seed: int) -> Iterator[dict[str, Any]]:
+        """Draw an answer, and yield what goes wrong with it, at most once for each kind of deltas.
+
+        An answer is judged only if the parsers read it as written without streaming.
+        """
+        rng = Random(seed)
+        answer = draw(rng, self.tool, self.reasoning)
+        self.counts["answers"] += 1
+        conversation = self._parsers.open(answer)
+        if not self._reads(conversation, answer):
+            return
+        self.counts["judged"] += 1
+        failed = False
+        each = [[token] for token in conversation.tokens]
+        by_token = _wrong(conversation, each)
+        if by_token:
+            failed = True
+            yield self._finding(TOKEN, by_token, answer, each)
+        for deltas in ([conversation.tokens], _joined(rng, conversation.tokens)):
+            by_tokens = _wrong(conversation, deltas)
+            if by_tokens and by_tokens != by_token:
+                failed = True
+                yield self._finding(TOKENS, by_tokens, answer, deltas)
+                break
+        self.counts["failed"] += failed
+
+    def _finding(self, kind: str, wrong: str, answer: Answer, deltas: Deltas) -> dict[str, Any]:
+        return {
+            "tool_parser": self.tool,
+            "reasoning_parser": self.reasoning,
+            "split": kind,
+            "wrong": wrong,
+            "answer": answer,
+            "deltas": deltas,
+        }
+
+    def shrink(self, finding: dict[str, Any]) -> dict[str, Any]:
+        """Return the finding with the smallest answer and deltas that fail in the same way.
+
+        It also gets what a script needs: tokens, prompt, and both messages.
+        """
+        answer, deltas, wrong = finding["answer"], finding["deltas"], finding["wrong"]
+        smaller = True
+        while smaller:
+            smaller = False
+            for candidate in answer.simpler():
+                conversation = self._parsers.open(candidate)
+                if not self._reads(conversation, candidate):
+                    continue
+                for split in _splits(conversation.tokens, finding["split"]):
+                    if _wrong(conversation, split) == wrong:
+                        answer, deltas, smaller = candidate, split, True
+                        break
+                if smaller:
+                    break
+        conversation = self._parsers.open(answer)
+        if finding["split"] == TOKENS:
+            deltas = next(
+                (
+                    split
+                    for split in _windows(conversation.tokens)
+                    if _wrong(conversation, split) == wrong
+                ),
+                deltas,
+            )
+        return finding | {
+            "answer": answer.text,
+            "deltas": [list(delta) for delta in deltas],
+            "prompt": conversation.prompt,
+            # besides those of the deltas
+            "tokens": sorted({*self._parsers.needed(answer)} - {*conversation.tokens}),
+            "tools": answer.tools,
+            "whole": vars(conversation.whole()),
+            "streamed": _streamed(conversation, deltas),
+        }
+
+    def _reads(self, conversation: Conversation, answer: Answer) -> bool:
+        """Return True if the parsers read the answer as written without streaming."""
+        try:
+            return not conversation.whole().difference(expected(answer))
+        except Exception:
+            return False
+
+
+def _wrong(conversation: Conversation, deltas: Deltas) -> str:
+    """Return what differs between the stream of these deltas and the whole answer, if anything."""
+    try:
+        return conversation.streamed(deltas).difference(conversation.whole())
+    except Exception as error:
+        return f"raises {type(error).__name__}"
+
+
+def _streamed(conversation: Conversation, deltas: Deltas) -> Any:
+    try:
+        return vars(conversation.streamed(deltas))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _joined(rng: Random, tokens: list[str]) -> Deltas:
+    """Return the tokens in random deltas of one to five."""
+    deltas: list[list[str]] = []
+    at = 0
+    while at < len(tokens):
+        size = rng.choice([1, 1, 2, 3, 5])
+        deltas.append(tokens[at : at + size])
+        at += size
+    return deltas
+
+
+def _splits(tokens: list[str], kind: str) -> Iterator[Deltas]:
+    """Yield some deltas of one kind for tokens."""
+    if kind == TOKEN:
+        yield [[token] for token in tokens]
+        return
+    yield [tokens]
+    yield from (_joined(Random(seed), tokens) for seed in range(6))
+
+
+def _windows(tokens: list[str]) -> Iterator[Deltas]:
+    """Yield deltas of a token each but for one of several, the shortest first."""
+    tries = 0
+    for size in range(2, len(tokens) + 1):
+        for at in range(len(tokens) - size + 1):
+            if tries == _WINDOWS:
+                return
+            tries += 1
+            before = [[token] for token in tokens[:at]]
+            yield [*before, tokens[at : at + size], *([token] for token in tokens[at + size :])]
