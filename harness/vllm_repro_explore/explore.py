@@ -104,8 +104,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         const="",
         metavar="PARSER,...",
         help=(
-            "instead of an engine: the output processor and the parsers (all, or"
-            " these); a message must not depend on how its tokens are split into deltas"
+            "instead of an engine: vLLM's tool and reasoning parsers (all, or these), and its"
+            " `output` processor; a message must not depend on how its tokens are split"
         ),
     )
     parser.add_argument("--arm", metavar="A", help="the arm of the scenario (default: its first)")
@@ -356,14 +356,17 @@ class _Exploring:
         release, arguments = provision(self.source, self.progress.line), self.arguments
         folder = stamped_folder(self.out, Path("explore"))
         search = FrontendSearch(version=self.version, again=self.again)
-        options = {
-            "first": arguments.first or 1,
-            "answers": self._limit(10_000),
-            "seconds": arguments.most,
-            "names": [name for name in arguments.frontend.split(",") if name],
-        }
         with self._playing():
-            play_frontend(release, options, search, folder / "frontend.log", self.progress.notify)
+            play_frontend(
+                release,
+                search,
+                folder / "frontend.log",
+                self.progress.notify,
+                first=arguments.first or 1,
+                answers=self._limit(10_000),
+                seconds=arguments.most,
+                names=[name for name in arguments.frontend.split(",") if name],
+            )
         search.interrupted, search.duration_s = self.interrupted, self.duration_s
         for finding in search.distinct:
             text = script(finding, self.version)
@@ -547,7 +550,7 @@ def _search_frontend(exploring: _Exploring, stream: TextIO) -> int:
         print_json(search.as_json())
     if search.interrupted:
         return INTERRUPTED
-    if not search.played:
+    if not search.drawn:
         return 2
     return 1 if search.findings else 0
 

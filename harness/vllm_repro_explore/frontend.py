@@ -10,9 +10,7 @@ import json
 import os
 import re
 import subprocess
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from pprint import pformat
@@ -25,8 +23,6 @@ from vllm_repro_explore.case_process import ENVIRONMENT
 
 _PROGRAM = Path(__file__).resolve().parent / "program"
 _TEMPLATES = Path(__file__).with_name("templates")
-_SILENT_S = 300.0
-"""Seconds without a line of the program after which it counts as hung."""
 
 
 @dataclass(kw_only=True)
@@ -42,13 +38,16 @@ class FrontendSearch:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     # why parsers were not searched, by name
     left_out: dict[str, str] = field(default_factory=dict)
+    # of each search by seed: what goes wrong by kind of deltas, or None for an answer not judged
+    outcomes: dict[str, dict[int, dict[str, str] | None]] = field(default_factory=dict)
+    # the seed after the last
+    next: int = 0
+    # how often counted statements ran, by number
+    runs: dict[int, int] = field(default_factory=dict)
+    # answers so far
+    drawn: int = 0
     interrupted: bool = False
     duration_s: float = 0.0
-
-    @property
-    def played(self) -> int:
-        """Return how many answers were drawn."""
-        return sum(counts["answers"] for counts in self.counts.values())
 
     @property
     def distinct(self) -> list[dict[str, Any]]:
@@ -71,7 +70,7 @@ class FrontendSearch:
         return {
             "schema": 1,
             "vllm_version": self.version,
-            "answers": self.played,
+            "answers": self.drawn,
             "parsers": self.counts,
             "left_out": self.left_out,
             "findings": self.distinct,
@@ -89,18 +88,22 @@ class FrontendSearch:
 
 def play_frontend(
     release: Release,
-    options: Mapping[str, Any],
     search: FrontendSearch,
     log: Path,
     notify: Callable[[str], None],
+    *,
+    probes: Path | None = None,
+    **options: Any,
 ) -> None:
     """Run the program on a release until it ends, and fill `search`.
 
-    options: as `vllm_repro_frontend.__main__` lists them. log: for the program's standard error.
-    Raises `Unsupported` if this vLLM lacks what the program imports, and `InfraError` if the
-    program fails or is silent.
+    log: for the program's standard error; its options get a file beside it. probes: as in `Driver`.
+    options: as `vllm_repro_frontend.__main__` lists them; each has a default. Raises `Unsupported`
+    if this vLLM lacks what the program imports, and `InfraError` if the program fails.
     """
-    began = time.monotonic()
+    options = _DEFAULTS | options
+    file = log.with_suffix(".options.json")
+    file.write_text(json.dumps(options), encoding="utf-8")
     kept = {"PATH", "HOME", "TMPDIR", "LANG"} & os.environ.keys()
     environment = {
         **{name: os.environ[name] for name in kept},
@@ -108,37 +111,45 @@ def play_frontend(
         "VLLM_LOGGING_LEVEL": "CRITICAL",  # parsers log each answer that they refuse
         "PYTHONPATH": os.pathsep.join(map(str, (_PROGRAM, release.packages))),
         "PYTHONSAFEPATH": "1",
+        **({"REPRO_PROBE": str(probes)} if probes else {}),
     }
-    with log.open("wb") as errors:
-        program = subprocess.Popen(
-            [release.python, "-m", "vllm_repro_frontend", json.dumps(options)],
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            [release.python, "-m", "vllm_repro_frontend", file],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             env=environment,
-            text=True,
-        )
+            encoding="utf-8",
+        ) as program,
+    ):
         try:
-            assert program.stdout
-            for line in program.stdout:
+            for line in program.stdout or ():
                 _take(json.loads(line), search)
-                notify(
-                    f"{len(search.findings)} kinds of findings, {time.monotonic() - began:.0f} s"
-                )
-            program.wait(timeout=_SILENT_S)
-        finally:
-            with suppress(ProcessLookupError):
-                program.kill()
-            program.wait()
+                notify(f"{search.drawn} answers, {len(search.findings)} kinds of findings")
+        except BaseException:
+            program.kill()  # otherwise the block waits for its end
+            raise
     if search.counts:
         return
     end = log.read_text(encoding="utf-8", errors="replace").rstrip().rpartition("\n")[2]
-    if "ImportError" in end or "ModuleNotFoundError" in end:
+    if end.startswith(("ImportError", "ModuleNotFoundError")):
         raise Unsupported(
             f"the front end of vLLM {search.version} cannot be searched: {end}",
             hint="--vllm names another release",
         )
     raise InfraError(f"the program of the search ended: {end}", hint=f"{log} has its output")
+
+
+_DEFAULTS: dict[str, Any] = {
+    "first": 1,
+    "answers": None,
+    "seconds": None,
+    "names": [],
+    "modules": [],
+    "known": {},
+}
 
 
 def _take(line: Mapping[str, Any], search: FrontendSearch) -> None:
@@ -147,8 +158,16 @@ def _take(line: Mapping[str, Any], search: FrontendSearch) -> None:
         search.findings.append(line["finding"])
     elif "left_out" in line:
         search.left_out[line["left_out"]] = line["why"].splitlines()[0]
-    elif "counts" in line:
-        search.counts = line["counts"]
+    elif "played" in line:
+        search.drawn = line["played"]
+    else:
+        search.counts, search.next = line["counts"], line["next"]
+        search.drawn = sum(counts["answers"] for counts in search.counts.values())
+        search.outcomes = {
+            name: {int(seed): wrong for seed, wrong in outcomes.items()}
+            for name, outcomes in line["outcomes"].items()
+        }
+        search.runs = {int(number): runs for number, runs in line["runs"].items()}
 
 
 def summary_of(finding: Mapping[str, Any]) -> str:

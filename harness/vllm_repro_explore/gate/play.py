@@ -77,12 +77,8 @@ class Proof:
 def players(change: Change, folder: Path, jobs: int) -> Iterator[list[Player]]:
     """Yield a player for each of `jobs` threads, and stop their processes at the end.
 
-    Write the statements to count into `folder`; the logs lie there too.
+    folder: has the files of `write_probes`, and gets the logs.
     """
-    probes = {}
-    for name, places in (("base", change.before), ("changed", change.after)):
-        probes[name] = folder / f"{name}-statements.json"
-        probes[name].write_text(json.dumps(probe_lines(places)), encoding="utf-8")
     with ExitStack() as stack:
 
         def driver(name: str, number: int) -> Driver:
@@ -95,7 +91,7 @@ def players(change: Change, folder: Path, jobs: int) -> Iterator[list[Player]]:
                 log,
                 case_s=_CASE_S,
                 patched=[file.name for file in change.files],
-                probes=probes[name],
+                probes=folder / f"{name}-statements.json",
             )
             return stack.enter_context(made)
 
@@ -103,6 +99,13 @@ def players(change: Change, folder: Path, jobs: int) -> Iterator[list[Player]]:
             Player(base=driver("base", number), changed=driver("changed", number))
             for number in range(jobs)
         ]
+
+
+def write_probes(change: Change, folder: Path) -> None:
+    """Write the statements to count in each tree into `folder`."""
+    for name, places in (("base", change.before), ("changed", change.after)):
+        path = folder / f"{name}-statements.json"
+        path.write_text(json.dumps(probe_lines(places)), encoding="utf-8")
 
 
 def probe_lines(places: Sequence[Place]) -> dict[str, list[tuple[int, int]]]:

@@ -10,7 +10,9 @@ from typing import Any
 from vllm_repro.report.document import plain_text
 from vllm_repro.report.junit import element, xml_text
 from vllm_repro_explore.finding import known
+from vllm_repro_explore.frontend import quoted, received, summary_of
 from vllm_repro_explore.gate.change import Change, why_unplayed
+from vllm_repro_explore.gate.frontend import FrontendScore
 from vllm_repro_explore.gate.judge import Answer, Key, Pairs, Score, key_of
 from vllm_repro_explore.gate.lines import Place
 from vllm_repro_explore.gate.play import Proof
@@ -43,6 +45,8 @@ class GateResult:
     named: str
     score: Score
     proofs: Sequence[Proof]
+    # answers of the front end; none if the change does not touch it
+    frontend: FrontendScore = field(default_factory=FrontendScore)
     # why it cannot be played; broken: its own code is at fault
     unfit: str = ""
     broken: bool = False
@@ -113,13 +117,13 @@ class GateResult:
     @property
     def answer(self) -> Answer:
         """Return the answer; a new failure or broken code counts before all else."""
-        if self.proofs or self.broken:
+        if self.proofs or self.broken or self.frontend.broken:
             return Answer.BREAKS
         if self.unfit or self.change is None:
             return Answer.CANNOT_TELL
-        if self.score.partly or (self.named and not self._base_fails):
+        if self.score.partly or self.frontend.partly or (self.named and not self._base_fails):
             return Answer.CANNOT_TELL
-        if self.score.fixed:
+        if self.score.fixed or self.frontend.fixed:
             return Answer.FIXES
         if self.change.only_words or self.ran_changed_code:
             return Answer.NO_DIFFERENCE
@@ -137,18 +141,23 @@ class GateResult:
         match self.answer:
             case Answer.BREAKS if self.broken:
                 return self.unfit
-            case Answer.BREAKS:
+            case Answer.BREAKS if self.proofs:
                 return f"{self.proofs[0].failure.finding}"
+            case Answer.BREAKS:
+                return "; ".join(self.frontend.broken)
             case Answer.FIXES:
-                return "; ".join(self._ended(key) for key in score.fixed)
+                return "; ".join([*map(self._ended, score.fixed), *self.frontend.fixed])
             case Answer.NO_DIFFERENCE if self.change and self.change.only_words:
                 return "only comments, docstrings, or files without code of the engine differ"
             case Answer.NO_DIFFERENCE:
-                return f"nothing fails newly in {score.trials:,} cases"
+                played = [f"{score.trials:,} cases"] if score.trials else []
+                if self.frontend.trials:
+                    played.append(f"{self.frontend.trials:,} answers of the front end")
+                return f"nothing fails newly in {' and '.join(played)}"
         if self.unfit:
             return self.unfit
-        if score.partly:
-            return "; ".join(self._ended(key) for key in score.partly)
+        if score.partly or self.frontend.partly:
+            return "; ".join([*map(self._ended, score.partly), *self.frontend.partly])
         if self.named and not self._base_fails:
             return f"no case near {self.named} fails without the change"
         return "none of the changed code was played"
@@ -184,8 +193,12 @@ class GateResult:
                 return f"pytest {self.tests[0]}"
             case Answer.BREAKS if self.proofs:
                 return "the smallest case is above; findings.jsonl has it as JSON"
+            case Answer.BREAKS if self.frontend.new:
+                return f"python {self.frontend.new[0]['script']}"
             case Answer.BREAKS:
                 return "mend the line, then repeat the command"
+            case Answer.FIXES if self.frontend.fixed:
+                return "vllm-repro explore --frontend shows what still fails"
             case Answer.FIXES:
                 return "a server decides: vllm-repro run SCENARIO --patch the diff"
             case Answer.NO_DIFFERENCE:
@@ -226,6 +239,10 @@ def _rendered(template: str, result: GateResult, **values: Any) -> str:
         known=known,
         case_lines=case_lines,
         top=result.score.origins.most_common(4),
+        counts_text=counts_text,
+        summary_of=summary_of,
+        received=received,
+        quoted=quoted,
         **values,
     )
 
@@ -280,6 +297,11 @@ def as_json(result: GateResult) -> dict[str, Any]:
             }
             for (kind, site, where), pairs in score.pairs.items()
         ],
+        "frontend": {
+            "answers": result.frontend.trials,
+            "failures": {name: counts_text(pairs) for name, pairs in result.frontend.pairs.items()},
+            "new_failures": result.frontend.new,
+        },
         "differences": score.differences(),
         "cost": None
         if cost is None

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from vllm_repro_explore.draw import draw
 from vllm_repro_explore.gate.change import Change, UnfitError, read_change
 from vllm_repro_explore.gate.choose import Chooser, Start
 from vllm_repro_explore.gate.coverage import ShareMap, read_map, shares
+from vllm_repro_explore.gate.frontend import FrontendScore, compare_frontend, is_frontend
 from vllm_repro_explore.gate.judge import Answer, Score
 from vllm_repro_explore.gate.play import (
     Gating,
@@ -30,6 +31,7 @@ from vllm_repro_explore.gate.play import (
     play_first_case,
     players,
     with_times,
+    write_probes,
 )
 from vllm_repro_explore.gate.result import GateResult, as_json, as_junit, page, terminal
 from vllm_repro_explore.gate.starts import general_starts, starts_near
@@ -167,6 +169,9 @@ class _Gate:
     shown: Progress
     starts: list[Start]
     gating: Gating | None = None
+    frontend: FrontendScore | None = None
+    # runs of changed statements in the front end, of the base and of the changed tree
+    runs: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {})
 
     def play(self) -> None:
         """Play cases until the time is over or the answer is clear.
@@ -177,6 +182,14 @@ class _Gate:
         change, arguments = self.change, self.arguments
         if change.only_words or not change.files:
             return
+        write_probes(change, self.folder)
+        if any(is_frontend(file.name) for file in change.files):
+            self.frontend, *runs = compare_frontend(
+                change, self.folder, arguments.most, self.shown.notify
+            )
+            self.runs = (runs[0], runs[1])
+            if self.frontend.broken or all(is_frontend(file.name) for file in change.files):
+                return
         known = read_map(change.base.version)
         starts = self.starts or _general_starts(change, known)
         imported = partial(imported_files, self.folder / "changed.log")
@@ -205,6 +218,8 @@ class _Gate:
     def result(self) -> GateResult:
         """Return the result from what was played, worst new failure first."""
         score = self.gating.score if self.gating else Score()
+        score.runs_before.update(self.runs[0])
+        score.runs_after.update(self.runs[1])
         proofs = [
             with_times(proof, score.pairs[key].new)
             for key, proof in (self.gating.proofs if self.gating else {}).items()
@@ -214,6 +229,7 @@ class _Gate:
             named=self.arguments.fixes or "",
             score=score,
             proofs=sorted(proofs, key=lambda proof: proof.failure.finding.rank),
+            frontend=self.frontend or FrontendScore(),
         )
 
 

@@ -1,7 +1,9 @@
 """Play answers until a number or a time is reached, and print findings as JSON lines.
 
-The argument is a JSON object: `first` and `answers` (numbers of seeds), `seconds`, `names` of
-parsers (all if empty). A line has a finding, counts so far, or why a parser was left out.
+The argument names a JSON file: `first` and `answers` (numbers of seeds), `seconds`, `names` of
+parsers (all if empty), `modules` (of vLLM; only searches that use one, if any does), and `known`,
+the seeds by search whose findings are not printed. A line has a finding, a progress, why a parser
+was left out, or at the end counts, outcomes and runs of counted statements.
 """
 
 from __future__ import annotations
@@ -11,73 +13,61 @@ import os
 import signal
 import sys
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
-from .formats import PAIRS, REASONING, TOOL_FORMATS
-from .output_search import OutputSearch
-from .parser_search import ParserSearch
+from vllm_repro_driver import probe  # type: ignore[import-not-found]  # in PYTHONPATH
 
 _ANSWER_S = 20
 """Seconds after which an answer counts as hung; most take a millisecond."""
-
-
-def _print(**fields: Any) -> None:
-    print(json.dumps(fields, ensure_ascii=False), file=_OUT, flush=True)
 
 
 def _hung(*_: object) -> None:
     raise TimeoutError(f"no message after {_ANSWER_S} s")
 
 
-def _searches(names: list[str]) -> dict[str, Any]:
-    """Return the searches by name; print why a parser is left out."""
-    searches: dict[str, Any] = {} if names else {"output processor": OutputSearch()}
-    alone = [(tool, None) for tool in TOOL_FORMATS] + [(None, name) for name in REASONING]
-    for tool, reasoning in (*alone, *PAIRS):
-        if names and not {tool, reasoning} & {*names}:
-            continue
-        name = " and ".join(
-            text
-            for text in (tool and f"tool {tool}", reasoning and f"reasoning {reasoning}")
-            if text
-        )
-        try:
-            searches[name] = ParserSearch(tool, reasoning)
-        except Exception as error:
-            _print(left_out=name, why=f"{type(error).__name__}: {error}")
-    return searches
+def _main(out: TextIO, options: dict[str, Any]) -> None:
+    """Play the searches in turn, and print lines to `out`."""
 
+    def put(**fields: Any) -> None:
+        print(json.dumps(fields, ensure_ascii=False), file=out, flush=True)
 
-def _main() -> None:
-    options = json.loads(sys.argv[1])
-    searches = _searches(options["names"])
-    known: set[tuple[str, str, str]] = set()
-    began, seed = time.monotonic(), options["first"]
+    probe.register()  # before vLLM is imported
+    from .searches import searches
+
+    plays, left_out = searches(options["names"], set(options["modules"]))
+    for name, why in left_out.items():
+        put(left_out=name, why=why)
+    printed: set[tuple[str, str, str]] = set()
+    began, seed, order = time.monotonic(), options["first"], list(plays)
     most, seconds = options["answers"], options["seconds"]
     signal.signal(signal.SIGALRM, _hung)
-    order = list(searches)
     while order and (most is None or seed < options["first"] + most):
         if seconds is not None and time.monotonic() - began > seconds:
             break
         name = order[seed % len(order)]
         signal.alarm(_ANSWER_S)
-        for finding in searches[name].play(seed):
+        for finding in plays[name].play(seed):
             key = name, finding["split"], finding["wrong"]
-            if key in known:
+            if key in printed or seed in options["known"].get(name, ()):
                 continue
-            known.add(key)
+            printed.add(key)
             signal.alarm(6 * _ANSWER_S)
-            _print(finding={"name": name, "seed": seed, **searches[name].shrink(finding)})
+            put(finding={"name": name, "seed": seed, **plays[name].shrink(finding)})
         signal.alarm(0)
         seed += 1
         if not seed % 100:
-            _print(played=seed - options["first"])
-    counts = {name: search.counts for name, search in searches.items()}
-    _print(counts=counts, next=seed, seconds=round(time.monotonic() - began, 1))
+            put(played=seed - options["first"])
+    put(
+        counts={name: search.counts for name, search in plays.items()},
+        outcomes={name: search.outcomes for name, search in plays.items()},
+        next=seed,
+        runs=probe.take_counts(),
+    )
 
 
 if __name__ == "__main__":
     # vLLM may print to standard output
-    _OUT = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    _main()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:
+        os.dup2(2, 1)
+        _main(lines, json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

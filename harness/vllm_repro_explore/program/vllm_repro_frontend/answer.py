@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -20,6 +20,7 @@ TOOLS: Schemas = {
     },
     "save_note": {
         "text": {"type": "string"},
+        "name": {"type": "string"},
         "tags": {"type": "array", "items": {"type": "string"}},
         "meta": {"type": "object"},
         "score": {"type": "number"},
@@ -39,6 +40,9 @@ _CONTENT = ("Hello there.", "It is fine. 🙂", "a < b and [c]", "Line\n\nLine")
 _MARKER = re.compile(r"</?[^<>\s=\"]+>|<[|｜][^<>\s]+[|｜]>")
 """Tags and control words: a model has one token for each."""
 _TOKEN = re.compile(rf"{_MARKER.pattern}| ?[^\W\d]+|\d| ?[^\w\s<]+|\s+|.", re.DOTALL)
+
+
+_PART = re.compile(r"\w+|\W")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +134,15 @@ def _arguments(rng: Random, name: str, hard: bool) -> dict[str, Any]:
 def tokens_of(text: str) -> list[str]:
     """Return the tokens of a text: tags and control words, words, digits, punctuation, spaces."""
     return _TOKEN.findall(text)
+
+
+def split_tags(tokens: list[str], kept: Collection[str]) -> list[str]:
+    """Return the tokens with tags and control words in parts, but for those of `kept`."""
+    parts: list[str] = []
+    for token in tokens:
+        is_tag = token not in kept and _MARKER.fullmatch(token)
+        parts += _PART.findall(token) if is_tag else [token]
+    return parts
 
 
 def markers_of(text: str) -> list[str]:

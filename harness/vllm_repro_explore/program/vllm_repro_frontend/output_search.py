@@ -33,6 +33,7 @@ _WORDS = (
 )
 _STOPS = ("END", "\n\n", "Stop", "op", "D o", "🙂", "a", "</s>", "é")
 _TOKENIZER = make(_WORDS)
+_STEPS = "several tokens in a step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,10 +179,15 @@ def wrong(request: Request) -> str:
 
 
 class OutputSearch:
-    """Plays requests over the output processor. `counts` is as in `ParserSearch`."""
+    """Plays requests over the output processor. Its attributes are those of `ParserSearch`."""
+
+    modules = frozenset(
+        f"vllm.v1.engine.{name}" for name in ("detokenizer", "logprobs", "output_processor")
+    )
 
     def __init__(self) -> None:
         self.counts = {"answers": 0, "judged": 0, "failed": 0}
+        self.outcomes: dict[int, dict[str, str] | None] = {}
 
     def play(self, seed: int) -> Iterator[dict[str, Any]]:
         """Draw a request, and yield what goes wrong with it."""
@@ -190,10 +196,11 @@ class OutputSearch:
         self.counts["judged"] += 1
         if differs := wrong(request):
             self.counts["failed"] += 1
+            self.outcomes[seed] = {_STEPS: differs}
             yield {
                 "tool_parser": None,
                 "reasoning_parser": None,
-                "split": "several tokens in a step",
+                "split": _STEPS,
                 "wrong": differs,
                 "request": request,
             }
@@ -209,8 +216,9 @@ class OutputSearch:
                     request, smaller = candidate, True
                     break
         params = {name: value for name, value in request.params.items() if value}
+        fields = asdict(request) | {"output_kind": request.output_kind.name, "params": params}
         return finding | {
-            "request": asdict(request) | {"output_kind": request.output_kind.name, "params": params},
+            "request": fields,
             "answer": _TOKENIZER.decode(request.tokens),
             "words": _WORDS,
             "whole": play(one_by_one(request)),

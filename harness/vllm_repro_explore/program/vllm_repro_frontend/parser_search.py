@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -10,17 +11,29 @@ from .answer import Answer, draw
 from .parsing import Conversation, Deltas, Parsers, expected
 
 TOKEN, TOKENS = "one token in a delta", "several tokens in a delta"
+PARTS = "one token in a delta, tags in several tokens"
+"""Kinds of deltas. Whether a tag is one token depends on the model's tokenizer."""
 _WINDOWS = 400
 """Most ways of joining neighboring tokens that are tried for the shortest one."""
 
 
 class ParserSearch:
-    """Plays answers of one model. `counts` has how many were played, judged and failed."""
+    """Plays answers of one model.
+
+    counts: how many answers were played, judged and failed. outcomes: by seed, what goes wrong by
+    kind of deltas; None for an answer that is not judged. Answers that pass are left out.
+    """
 
     def __init__(self, tool: str | None, reasoning: str | None) -> None:
         self.tool, self.reasoning = tool, reasoning
         self.counts = {"answers": 0, "judged": 0, "failed": 0}
+        self.outcomes: dict[int, dict[str, str] | None] = {}
         self._parsers = Parsers(tool, reasoning)
+
+    @property
+    def modules(self) -> set[str]:
+        """Return the names of the modules that have the parsers' code."""
+        return self._parsers.modules
 
     def play(self, seed: int) -> Iterator[dict[str, Any]]:
         """Draw an answer, and yield what goes wrong with it, at most once for each kind of deltas.
@@ -32,21 +45,25 @@ class ParserSearch:
         self.counts["answers"] += 1
         conversation = self._parsers.open(answer)
         if not self._reads(conversation, answer):
+            self.outcomes[seed] = None
             return
         self.counts["judged"] += 1
-        failed = False
-        each = [[token] for token in conversation.tokens]
-        by_token = _wrong(conversation, each)
-        if by_token:
-            failed = True
-            yield self._finding(TOKEN, by_token, answer, each)
-        for deltas in ([conversation.tokens], _joined(rng, conversation.tokens)):
-            by_tokens = _wrong(conversation, deltas)
-            if by_tokens and by_tokens != by_token:
-                failed = True
-                yield self._finding(TOKENS, by_tokens, answer, deltas)
-                break
-        self.counts["failed"] += failed
+        tokens = conversation.tokens
+        findings = []
+        for kind, splits in (
+            (TOKEN, [[[token] for token in tokens]]),
+            (TOKENS, [[tokens], _joined(rng, tokens)]),
+            (PARTS, [[[part] for part in conversation.parts]]),
+        ):
+            wrongs = ((_wrong(conversation, split), split) for split in splits)
+            if failing := next((pair for pair in wrongs if pair[0]), None):
+                findings.append(self._finding(kind, failing[0], answer, failing[1]))
+        if findings:
+            self.counts["failed"] += 1
+            self.outcomes[seed] = {finding["split"]: finding["wrong"] for finding in findings}
+        # a later one is the same failure if it is wrong in the same way as the first
+        yield from findings[:1]
+        yield from (later for later in findings[1:] if later["wrong"] != findings[0]["wrong"])
 
     def _finding(self, kind: str, wrong: str, answer: Answer, deltas: Deltas) -> dict[str, Any]:
         return {
@@ -71,7 +88,7 @@ class ParserSearch:
                 conversation = self._parsers.open(candidate)
                 if not self._reads(conversation, candidate):
                     continue
-                for split in _splits(conversation.tokens, finding["split"]):
+                for split in _splits(conversation, finding["split"]):
                     if _wrong(conversation, split) == wrong:
                         answer, deltas, smaller = candidate, split, True
                         break
@@ -92,7 +109,7 @@ class ParserSearch:
             "deltas": [list(delta) for delta in deltas],
             "prompt": conversation.prompt,
             # besides those of the deltas
-            "tokens": sorted({*self._parsers.needed(answer)} - {*conversation.tokens}),
+            "tokens": sorted({*self._parsers.looked_up} - {*chain(*deltas)}),
             "tools": answer.tools,
             "whole": vars(conversation.whole()),
             "streamed": _streamed(conversation, deltas),
@@ -132,9 +149,10 @@ def _joined(rng: Random, tokens: list[str]) -> Deltas:
     return deltas
 
 
-def _splits(tokens: list[str], kind: str) -> Iterator[Deltas]:
-    """Yield some deltas of one kind for tokens."""
-    if kind == TOKEN:
+def _splits(conversation: Conversation, kind: str) -> Iterator[Deltas]:
+    """Yield some deltas of one kind for an answer."""
+    tokens = conversation.parts if kind == PARTS else conversation.tokens
+    if kind != TOKENS:
         yield [[token] for token in tokens]
         return
     yield [tokens]

@@ -12,7 +12,7 @@ from typing import Any
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser import ParserManager
 
-from .answer import Answer, Schemas, markers_of, tokens_of
+from .answer import Answer, Schemas, markers_of, split_tags, tokens_of
 from .formats import REASONING
 from .tokenizer import make, needed_tokens
 
@@ -81,32 +81,45 @@ class Parsers:
     """
 
     def __init__(self, tool: str | None, reasoning: str | None) -> None:
-        self._class = ParserManager.get_parser(
+        self.kind = ParserManager.get_parser(
             tool_parser_name=tool, reasoning_parser_name=reasoning, enable_auto_tools=True
         )
-        self._start = REASONING.get(reasoning or "", ("", ""))[0]
-        self._needed = needed_tokens(self._class)
+        self.start = REASONING.get(reasoning or "", ("", ""))[0]
+        self.looked_up = needed_tokens(self.kind)
+
+    @property
+    def modules(self) -> set[str]:
+        """Return the names of the modules that have the parsers' code."""
+        classes = self.kind, self.kind.tool_parser_cls, self.kind.reasoning_parser_cls
+        return {base.__module__ for parser in classes if parser for base in parser.__mro__}
 
     def needed(self, answer: Answer) -> list[str]:
-        """Return the tokens of a tokenizer for an answer: those needed, tags, and its words."""
-        return [*self._needed, *markers_of(answer.text + self._start), *tokens_of(answer.text)]
+        """Return the tokens of a tokenizer for an answer: those needed, tags, parts and words."""
+        tokens = tokens_of(answer.text)
+        tags = markers_of(answer.text + self.start)
+        return [*self.looked_up, *tags, *tokens, *split_tags(tokens, self.looked_up)]
 
     def open(self, answer: Answer) -> Conversation:
         """Return a conversation in which the model gives this answer."""
-        return Conversation(self._class, make(self.needed(answer)), answer, self._start)
+        return Conversation(self, make(self.needed(answer)), answer)
 
 
 class Conversation:
     """A request, and parsers for it. Each call takes the answer from its beginning."""
 
-    def __init__(self, parser_class: Any, tokenizer: Any, answer: Answer, start: str) -> None:
-        self._class, self._tokenizer, self._answer = parser_class, tokenizer, answer
-        self.prompt = ["a", *tokens_of(start)] if answer.thinks else ["a"]
+    def __init__(self, parsers: Parsers, tokenizer: Any, answer: Answer) -> None:
+        self._parsers, self._tokenizer, self._answer = parsers, tokenizer, answer
+        self.prompt = ["a", *tokens_of(parsers.start)] if answer.thinks else ["a"]
 
     @cached_property
     def tokens(self) -> list[str]:
-        """Return the tokens of the answer."""
+        """Return the tokens of the answer; a tag is a token."""
         return tokens_of(self._answer.text)
+
+    @cached_property
+    def parts(self) -> list[str]:
+        """Return the tokens, with those tags in parts that the parsers look up as no token."""
+        return split_tags(self.tokens, self._parsers.looked_up)
 
     def _ids(self, tokens: Sequence[str]) -> list[int]:
         return list(self._tokenizer.convert_tokens_to_ids(list(tokens)))
@@ -119,7 +132,7 @@ class Conversation:
             tools=_request_tools(self._answer.tools) if self._answer.tool else None,
             stream=stream,
         )
-        parser = self._class(self._tokenizer, request.tools)
+        parser = self._parsers.kind(self._tokenizer, request.tools)
         return parser.adjust_request(request), parser
 
     def whole(self) -> Message:

@@ -1,0 +1,177 @@
+"""Search of the front end without vLLM: answers, files, and the comparison of two trees."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.fake_package import fake_release
+from tests.golden_files import assert_golden
+from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.releases.provision import Release
+from vllm_repro_explore.frontend import FrontendSearch, play_frontend, script, summary_of
+from vllm_repro_explore.gate.frontend import FrontendScore, is_frontend, score_of
+from vllm_repro_explore.program.vllm_repro_frontend.answer import draw, split_tags, tokens_of
+from vllm_repro_explore.program.vllm_repro_frontend.formats import PAIRS, REASONING, TOOL_FORMATS
+
+PARSER: dict[str, Any] = {
+    "name": "tool xlam",
+    "tool_parser": "xlam",
+    "reasoning_parser": None,
+    "split": "one token in a delta",
+    "wrong": "arguments",
+    "answer": '[{"name": "ping", "arguments": {}}]',
+    "deltas": [['[{"'], ["name"], ['": "'], ["ping"], ['", "arguments": {}}]']],
+    "prompt": ["a"],
+    "tokens": [],
+    "tools": {"ping": {}},
+    "whole": {"reasoning": "", "content": "", "calls": [["ping", "{}"]]},
+    "streamed": {"reasoning": "", "content": "", "calls": [["ping", "{}{}"]]},
+}
+OUTPUT: dict[str, Any] = {
+    "name": "output processor",
+    "split": "several tokens in a step",
+    "wrong": "tokens",
+    "answer": " ENDSt",
+    "words": ["END", "St"],
+    "request": {
+        "tokens": [258, 262],
+        "params": {"stop": ["END"], "logprobs": 1},
+        "ends": "token",
+        "steps": [2],
+        "output_kind": "DELTA",
+        "stream_interval": 1,
+        "slow": True,
+    },
+    "whole": {"tokens": [258]},
+    "streamed": {"tokens": [258, 262]},
+}
+
+
+@pytest.mark.parametrize("tool", [*TOOL_FORMATS, None])
+def test_tokens_are_the_text_and_simpler_answers_are_less(tool: str | None) -> None:
+    reasonings = [None, *(reasoning for pair, reasoning in PAIRS if pair == tool)]
+    if tool is None:
+        reasonings = [*REASONING]
+    for seed in range(30):
+        answer = draw(Random(seed), tool, reasonings[seed % len(reasonings)])
+        tokens = tokens_of(answer.text)
+        assert "".join(tokens) == answer.text == "".join(split_tags(tokens, []))
+        assert split_tags(tokens, tokens) == tokens
+        for simpler in answer.simpler():
+            assert simpler != answer
+            assert len(simpler.text) <= len(answer.text) + len("Hi")
+
+
+@pytest.mark.parametrize("finding", [PARSER, OUTPUT], ids=["parser", "output"])
+def test_a_script_of_a_finding_is_short(finding: dict[str, Any]) -> None:
+    text = script(finding, "0.33.0")
+    ast.parse(text)
+    assert len(text.splitlines()) <= 30
+    assert_golden(f"frontend-{finding['name'].replace(' ', '-')}.txt", text, "explore")
+
+
+def test_a_pair_does_not_repeat_what_its_parser_has_alone() -> None:
+    pair = PARSER | {"name": "tool xlam and reasoning qwen3"}
+    other = pair | {"wrong": "reasoning"}
+    search = FrontendSearch(version="0.33.0", findings=[pair, other, PARSER])
+    assert search.distinct == [PARSER, other]
+    assert summary_of(PARSER) == (
+        "tool xlam, one token in a delta: other arguments than without streaming"
+    )
+
+
+LINES: list[dict[str, Any]] = [
+    {"left_out": "tool beam", "why": "ValueError: no template\nmore"},
+    {"finding": PARSER},
+    {"played": 100},
+    {
+        "counts": {"tool xlam": {"answers": 120, "judged": 110, "failed": 1}},
+        "outcomes": {"tool xlam": {"7": {"one token in a delta": "arguments"}, "9": None}},
+        "next": 121,
+        "runs": {"0": 3},
+    },
+]
+
+
+def release_of(tmp_path: Path, text: str) -> Release:
+    """Return a release whose interpreter runs a shell script."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{text}", encoding="utf-8")
+    python.chmod(0o755)
+    return replace(fake_release("0.33.0", tmp_path), python=python)
+
+
+def test_the_lines_of_the_program_become_a_search(tmp_path: Path) -> None:
+    lines = "".join(f"{json.dumps(line)}\n" for line in LINES)
+    (tmp_path / "lines").write_text(lines, encoding="utf-8")
+    search = FrontendSearch(version="0.33.0", again="vllm-repro explore --frontend")
+    release = release_of(tmp_path, f"cat {tmp_path}/lines; cp $3 {tmp_path}/options")
+    notes: list[str] = []
+    play_frontend(release, search, tmp_path / "log", notes.append, names=["xlam"])
+    options = json.loads((tmp_path / "options").read_text(encoding="utf-8"))
+    assert (options["names"], options["first"]) == (["xlam"], 1)
+    assert search.outcomes == {"tool xlam": {7: {"one token in a delta": "arguments"}, 9: None}}
+    assert (search.drawn, search.next, search.runs) == (120, 121, {0: 3})
+    assert notes[-1] == "120 answers, 1 kinds of findings"
+    search.findings[0]["script"] = "frontend.py"
+    assert_golden("frontend.txt", search.text("txt"), "explore")
+    assert_golden("frontend.md", search.text("md"), "explore")
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [("ModuleNotFoundError: No module named 'vllm.parser'", Unsupported), ("Killed", InfraError)],
+)
+def test_a_program_that_ends_early_is_an_error(
+    tmp_path: Path, end: str, kind: type[Exception]
+) -> None:
+    release = release_of(tmp_path, f'echo "{end}" >&2; exit 1')
+    with pytest.raises(kind, match=end):
+        play_frontend(release, FrontendSearch(version="0.24.0"), tmp_path / "log", print)
+
+
+EACH, SEVERAL = "one token in a delta", "several tokens in a delta"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "broken", "fixed", "partly"),
+    [
+        ({}, {1: {EACH: "text"}}, [f"tool a, {EACH}: text"], [], []),
+        ({}, {1: None}, ["tool a, any split: not read as written"], [], []),
+        ({seed: {SEVERAL: "text"} for seed in range(12)}, {}, [], [f"tool a, {SEVERAL}: text"], []),
+        (
+            {seed: {SEVERAL: "text"} for seed in range(14)},
+            {13: {SEVERAL: "text"}},
+            *([], [], [f"tool a, {SEVERAL}: text"]),
+        ),
+        ({1: None}, {1: {EACH: "text"}}, [], [], []),
+        ({1: {EACH: "tool calls"}}, {1: {EACH: "text"}}, [], [], []),
+    ],
+    ids=["new", "unread", "ends", "ends in part", "never judged", "another failure"],
+)
+def test_answers_are_compared_one_by_one(
+    before: dict[int, Any],
+    after: dict[int, Any],
+    broken: list[str],
+    fixed: list[str],
+    partly: list[str],
+) -> None:
+    counts = {"tool a": {"answers": 20, "judged": 20, "failed": 0}}
+    base, changed = (
+        FrontendSearch(version="0.33.0", outcomes={"tool a": outcomes}, next=20, counts=counts)
+        for outcomes in (before, after)
+    )
+    score: FrontendScore = score_of(base, changed)
+    assert (score.broken, score.fixed, score.partly) == (broken, fixed, partly)
+
+
+def test_files_of_the_front_end() -> None:
+    assert is_frontend("vllm/tool_parsers/hermes_tool_parser.py")
+    assert not is_frontend("vllm/v1/core/sched/scheduler.py")
