@@ -24,6 +24,7 @@ from vllm_repro_diagnosis.engine_code import (
     MAIN,
     booting,
     leaves_the_engine,
+    of_one_call,
     starting,
     stepping,
     warming_up,
@@ -39,7 +40,7 @@ from vllm_repro_diagnosis.life_signs import (
 )
 from vllm_repro_diagnosis.log_text import line_in_file
 from vllm_repro_diagnosis.outside import Meaning, names_other_only
-from vllm_repro_diagnosis.root_cause import Root, find_root
+from vllm_repro_diagnosis.root_cause import Root, find_root, unwrap
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
     ERRORS,
@@ -156,8 +157,26 @@ class _Case:
         shutdown = self.line(SignKind.SHUTDOWN)
         unhealthy = None if self.engine_missing is None else self.line(SignKind.HEALTH_503)
         ordered = shutdown if _before(shutdown, unhealthy) else None
-        stopping = _first(self.line(SignKind.STOP_ASKED), ordered)
+        stopping = _first(self.line(SignKind.STOP_ASKED), ordered, self.interrupted)
+        # One signal for all processes: the API server may log it last.
+        worker = self.life.first.get(SignKind.WORKER_STOPPED)
+        asked = self.life.first.get(SignKind.STOP_ASKED)
+        if worker and asked and worker.time[:_MINUTE] == asked.time[:_MINUTE]:
+            stopping = _first(stopping, worker.line)
         return stopping if _before(stopping, self.first_end) else None
+
+    @property
+    def interrupted(self) -> float | None:
+        """Return the number of the line that shows Ctrl-C on a server that was ready, or None."""
+        last = self.life.last_line
+        if not self.life.ready or last is None:
+            return None
+        pressed = self.line(SignKind.INTERRUPTED)
+        if pressed is not None and pressed > last.number:  # it ended a command that shows the log
+            pressed = None
+        raised = (each for each in self.raised if each.exception == "KeyboardInterrupt")
+        interrupts = (each.first_line for each in raised if each.process)
+        return _first(pressed, *interrupts)
 
     @property
     def engine_stop_asked(self) -> bool:
@@ -173,6 +192,7 @@ class _Case:
     def after_stop(self) -> bool:
         """Return True if a shutdown was ordered, and the cause (if any) was not raised before."""
         stopping = self.line(SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_STOP_ASKED)
+        stopping = _first(stopping, self.interrupted)
         raised_before = self.cause and _before(self.cause.raised.first_line, stopping)
         return self.ordered and not raised_before
 
@@ -190,13 +210,18 @@ class _Case:
                 root.printed.first_line < self.life.survived_until
                 or root.printed.level == "WARNING"
                 # a log without the line above a traceback does not show that it failed one call
-                or (
-                    not self.paste
-                    and _of_one_call(root.printed)
-                    and not root.printed.headline.startswith("Traceback")
-                )
+                or (not self.paste and self._failed_one_call(root))
             )
         )
+
+    def _failed_one_call(self, root: Root) -> bool:
+        """Return True if EngineCore returned the root to a client as the failure of one call."""
+        if root.printed.headline.startswith("Traceback"):
+            return False
+        calls = (each for each in self.raised if of_one_call(each))
+        quotes = (unwrap(link.message) for call in calls for link in call.links)
+        quoted = any(quote and root.raised.message.startswith(quote) for quote in quotes)
+        return quoted or of_one_call(root.printed)
 
     @property
     def cause(self) -> Root | None:
@@ -208,6 +233,10 @@ class _Case:
         unknown = root.of_unknown_cause and SignKind.NATIVE_CRASH in self.life
         lost = (root.of_consequence or unknown) and _before(ended, root.raised.first_line)
         return None if lost else root
+
+
+_MINUTE = -len(":00")
+"""End of the minute in a time."""
 
 
 def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
@@ -386,6 +415,32 @@ def _by_kernel(case: _Case) -> Diagnosis | None:
     )
 
 
+def _by_signal(case: _Case) -> Diagnosis | None:
+    """Judge processes that end by a signal from outside, or after a process that is no engine.
+
+    None if an exception, a crash or a failed boot explains it, and in an ordered shutdown.
+    """
+    first, end = case.life.first, case.first_end
+    explained = SignKind.NATIVE_CRASH in first or SignKind.BOOT_FAILED in first
+    if case.cause is not None or case.ordered or explained:
+        return None
+    process = first.get(SignKind.PROCESS_DIED)
+    if process is not None and _before(process.line, end):
+        return _undecided(
+            "A process of the server that is not EngineCore died, and the server ended with it: "
+            f"{process.text}{_signal_suffix(process.text)}"
+        )
+    ended = first.get(Meaning.ENDED)
+    if ended and _before(case.life.first_engine_line, ended.line) and ended.line < (end or 0):
+        return _undecided(f"{_OUTSIDE[Meaning.ENDED]}: {ended.text}")
+    gone = case.line(SignKind.WORKER_DIED, SignKind.FATAL)
+    if _before(case.line(SignKind.WORKER_STOPPED), gone):
+        return _undecided(
+            "A signal stopped a worker and EngineCore gave up; this log does not show who sent it."
+        )
+    return None
+
+
 def _last_words(case: _Case) -> Diagnosis | None:
     """Judge by the last lines that EngineCore, or the process above a worker, logged as it died.
 
@@ -414,12 +469,6 @@ def _last_words(case: _Case) -> Diagnosis | None:
     if cause is None:
         if case.ordered:
             return None
-        gone = case.line(SignKind.WORKER_DIED, SignKind.FATAL)
-        if _before(case.line(SignKind.WORKER_STOPPED), gone):
-            return _undecided(
-                "A signal stopped a worker and EngineCore gave up; this log does not show who sent "
-                "it."
-            )
         if worker is not None:
             why = f"A worker process ended without an exception: {worker.text}"
             return replace(_died(why + _signal_suffix(worker.text)), lost_worker=True)
@@ -433,7 +482,7 @@ def _last_words(case: _Case) -> Diagnosis | None:
 
 
 _INTERRUPTED = "The boot was interrupted by a signal; nothing failed by itself."
-_EXIT_CODE = re.compile(r"exit code: -(\d+)|': -(\d+)\}")
+_EXIT_CODE = re.compile(r"exit code:? -(\d+)|': -(\d+)\}")
 _SIGNALS = {
     signal.SIGABRT: "an abort in C++ code",
     signal.SIGBUS: "often too little /dev/shm",
@@ -507,6 +556,8 @@ def _silent_end(case: _Case) -> Diagnosis | None:
         return _died(f"The engine did not answer the API server, which gave it up: {silent.text}.")
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         how = f"; it crashed in native code ({crash.text})"
+    elif (gone := life.first.get(SignKind.ENGINE_GONE)) and " died with exit code" in gone.text:
+        how = f": {gone.text}{_signal_suffix(gone.text)}"
     elif any(kind in life for kind in _CAUSES):
         how = ""  # see `_explained`
     elif _before(life.first_engine_line, case.engine_missing) and not life.engine_error:
@@ -594,9 +645,9 @@ def _of_server(raised: Raised) -> bool:
 _ENTRY = re.compile(r"(?:\S*/)?vllm(?: |$)|vllm/entrypoints/|\S+ vllm/entrypoints/cli/")
 
 
-_SURVIVED = ("Invocation of ", "Unexpected error pre-processing", "Traceback")
-_OF_ONE_CALL = frozenset({"process_input_sockets", "_invoke_utility_method"})
-"""Headlines and functions of core.py for errors that fail one call: the engine goes on."""
+def _perhaps_of_one_call(raised: Raised) -> bool:
+    """Return True if the exception failed one call of the engine, or lacks the line above it."""
+    return of_one_call(raised) or raised.headline.startswith("Traceback")
 
 
 def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
@@ -607,15 +658,9 @@ def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
     return (
         is_core(raised.process, raised.source)
         and raised.level in ERRORS
-        and not _of_one_call(raised)
+        and not _perhaps_of_one_call(raised)
         and raised.first_line > case.life.survived_until
     )
-
-
-def _of_one_call(raised: Raised) -> bool:
-    """Return True if the exception failed one call of the engine, which goes on."""
-    called = _OF_ONE_CALL.intersection(raised.functions)
-    return raised.headline.startswith(_SURVIVED) or bool(called)
 
 
 def _failed_script(case: _Case) -> Diagnosis | None:
@@ -779,6 +824,7 @@ def _by_single_sign(case: _Case) -> Diagnosis | None:
     unhealthy = case.line(SignKind.HEALTH_503)
     # Before an ordered shutdown, a single count without a token may have been a long step.
     fewest_stalls = 2 if case.ordered else 1
+    boots = life.booted and not life.ready
     stalled = any(stalls >= fewest_stalls for stalls in life.stalls.values())
     by_engine_alone = case.stop_asked is None and SignKind.SHUTDOWN not in life
     signs = (
@@ -791,10 +837,13 @@ def _by_single_sign(case: _Case) -> Diagnosis | None:
         (
             stalled or (life.waits > 1 and not case.ordered),
             (
-                "Where this log ends, requests or workers wait and no token comes: a hang, or "
+                "Where this log ends, workers wait and the boot does not go on: a hang, or one "
+                "very long step, such as a compilation."
+                if boots
+                else "Where this log ends, requests or workers wait and no token comes: a hang, or "
                 "one very long step."
             ),
-            Phase.REQUEST,
+            Phase.BOOT if boots else Phase.REQUEST,
         ),
         (
             SignKind.DRAINING in life and SignKind.CLOSED not in life and not terminated,
@@ -860,7 +909,7 @@ def _stopped(case: _Case) -> Diagnosis | None:
     cause, error = case.cause, life.first.get(SignKind.ERROR)
     if (
         cause is not None
-        and not _of_one_call(cause.raised)
+        and not _perhaps_of_one_call(cause.raised)
         and life.survived_until < cause.raised.first_line
     ):
         error = error or Sign(cause.raised.first_line, _named(cause))
@@ -956,7 +1005,7 @@ def _silence(case: _Case) -> Diagnosis:
             ),
             open_end=True,
         )
-    running = life.first.get(Meaning.RUNNING)
+    refused, running = map(life.first.get, (Meaning.UNREACHABLE, Meaning.RUNNING))
     after = running is not None and (last is None or last.number < running.line)
     if running is not None and after and life.ready and not _JUST_STARTED.search(running.text):
         return _lives(f"The engine works where its log ends, and it still runs: {running.text}")
@@ -977,6 +1026,8 @@ def _silence(case: _Case) -> Diagnosis:
     if last is not None:
         where = f" (line {line_in_file(last.number)}{', ' + last.stamp if last.stamp else ''})"
     why = f"{state} where this log ends{where}: it may run on, or have been killed"
+    if refused is not None and life.ready and last and last.number < refused.line:
+        why = f"{state} where this log ends{where}, and answers no more: {refused.text.rstrip('.')}"
     return replace(_undecided(f"{why}. {_LOOK}"), open_end=True)
 
 
@@ -992,6 +1043,7 @@ _RULES = (
     *(
         _refused,
         _by_kernel,
+        _by_signal,
         _last_words,
         _silent_end,
         _without_fatal_line,

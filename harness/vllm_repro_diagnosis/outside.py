@@ -20,6 +20,7 @@ class Meaning(StrEnum):
     TROUBLE = "trouble"  # its device, node or probe failed, which may have ended it
     EXITED = "exited"  # it ended, and the report does not state why
     UNSURE = "unsure"  # something ended that may be the server, by a name that tells nothing
+    UNREACHABLE = "unreachable"  # a client gets no answer
     RUNNING = "running"  # it runs, or answers
 
 
@@ -59,6 +60,8 @@ _CONTRAST = (
 )
 """Words of a sentence that states more than that a server runs on now, or does not state it."""
 _OURS = r"(?:vllm|python|pt_main|ray|VLLM)[\w:. -]*"
+COMMAND = "command"
+"""Reporter of a command that stops a server; above a log it may stop an earlier one."""
 _ROWS: tuple[tuple[str, Meaning, str], ...] = (
     ("exit status", Meaning.KILLED, rf"{_EXIT}(?:13[245679]|-(?:[46-9]|11))(?!\d|\.\d)"),
     ("exit status", Meaning.ENDED, rf"{_EXIT}(?:124|129|130|131|143|-(?:[123]|15))(?!\d|\.\d)"),
@@ -124,6 +127,14 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
             r"Failed with result '(?:timeout|watchdog)'|\bStopp(?:ing|ed) .*(?i:vllm)"
             r"|State 'stop-\w+' timed out|\bWatchdog timeout\b"
             r"|system (?:is going|will) .*(?:down|boot)"
+        ),
+    ),
+    (
+        COMMAND,
+        Meaning.ENDED,
+        (
+            r"\b(?:kubectl delete|docker(?: compose)? (?:stop|down)|systemctl (?:stop|restart)"
+            r"|scancel) |^pod \"\S+\" deleted"
         ),
     ),
     ("systemd", Meaning.EXITED, r": Main process exited, code=|Failed with result 'exit-code'"),
@@ -223,6 +234,16 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         ),
     ),
     (
+        "client",
+        Meaning.UNREACHABLE,
+        (
+            r"^curl: \((?:7|28|52|56)\)|^(?:< ?)?HTTP/[\d.]+ 50[234]\b"
+            r"|^(?!\[|.*NCCL).*(?i:connection ?refused)"
+            r"|(?i:\bnothing (?:answers|responds|listens)|\bno longer (?:answer|respond|reachable)"
+            r"|\bstop(?:s|ped) (?:answer|respond)ing)"
+        ),
+    ),
+    (
         "process list",
         Meaning.RUNNING,
         (
@@ -261,7 +282,7 @@ _WORDS = re.compile(
     r"|back-?off|time limit|longer than|interrupted|health check|stopp|timed out|timeout|hangup"
     r"|reset|panic|lockup|hardware|shutdown|running|still|keeps| up |http/|error|lost|notready"
     r"|low on resource|deletion|floating|trap|protection|system|TERM_|pbs|reclaim|spot|out_of_me"
-    r"|node_fail)"
+    r"|node_fail|kubectl d|docker |systemctl|\w. deleted|^curl: |refused|answer|respon|nothing)"
 )
 _OTHER_UNIT = re.compile(r"(?i)(?!\S*vllm)\S+\.service: ")
 """A unit of another name may be another program."""
@@ -283,13 +304,14 @@ def report_of(text: str) -> Report | None:
     """Return what another program reports of the server in a line without vLLM's prefix, or None.
 
     None if the line reports nothing, is about the past, or names a program that is known not to be
-    the server. The meaning is `UNSURE` if the name is unknown. A report of trouble always counts.
+    the server. The meaning is `UNSURE` if the name is unknown. A report of trouble or of no answer
+    always counts.
     """
     if len(text) > _LONGEST or _WORDS.search(text) is None:
         return None
     text = _GUESSES.split(text)[0].strip()
     report = next((known for known, wordings in _TABLE if wordings.search(text)), None)
-    if report is None or report.meaning is Meaning.TROUBLE:
+    if report is None or report.meaning in (Meaning.TROUBLE, Meaning.UNREACHABLE):
         return report
     named = of_other_program(text)
     if _PAST.search(text) or (named and (report.meaning is Meaning.RUNNING or _OTHER.search(text))):

@@ -12,7 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from vllm_repro_diagnosis.canonical import squeeze
-from vllm_repro_diagnosis.engine_code import CLEANUP, LOOPS, TEARDOWN, leaves_the_engine
+from vllm_repro_diagnosis.engine_code import (
+    CLEANUP,
+    LOOPS,
+    TEARDOWN,
+    leaves_the_engine,
+    of_one_call,
+)
 from vllm_repro_diagnosis.tracebacks import ENGINE_NAMES, Frame, Raised, bare_name, is_core
 
 
@@ -147,7 +153,11 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: float 
     told = [each for each in candidates if not _by_torch(each)]
     if not told:
         return None
-    late = [each for each in told if each.first_line > survived and each.frames]
+    late = [
+        each
+        for each in told
+        if each.first_line > survived and each.frames and not of_one_call(each)
+    ]
     main = _starting_exception([each for each in late if not _of_termination(each)] or told)
     fresh = [each for each in told if each is main or _is_fresh(each, survived)]
     root = _behind_wrapper(main, candidates, fresh)
