@@ -10,6 +10,7 @@ Reading is lazy and linear in the size of the log. A line is cut at `MAX_LINE` c
 
 from __future__ import annotations
 
+import ast
 import csv
 import html
 import io
@@ -197,8 +198,15 @@ _RECORD_KEYS = (
     "textPayload",
     "body",
     "Body",
+    "Content",
+    "original",
 )
-_INNER = ("attributes", "_source", "jsonPayload")
+_INNER = ("attributes", "_source", "jsonPayload", "event")
+_BEFORE_RECORD = re.compile(
+    r"(?:(?:[>|] ?)+|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*(?: [+-]\d{4})?(?:\s[\w.-]{1,80}:?)?\s)"
+    r"(?=\{\")"
+)
+"""What may stand before a JSON record: the mark of a quotation, or fluentd's time and tag."""
 _FIELD = re.compile(rf'\s*"(?:{"|".join(_RECORD_KEYS)})": ("(?:[^"\\]|\\.)*"),?\s*')
 """A message in JSON that is printed over several lines."""
 
@@ -285,10 +293,15 @@ def _physical_lines(
                 yield number, json.loads(match[1])
     else:
         width = _width(head)
+        quoted = all(line.lstrip("b").startswith(("'", '"')) for line in head if line.strip())
         runs.off = width > 0
         for number, line in _unwrapped(every, width) if width else every:
+            if match := _BEFORE_RECORD.match(line):
+                line = line[match.end() :]
             if line.startswith(("{", "[{")) and len(line) > 2:
                 yield from ((number + runs.lines, text) for text in _from_record(line))
+            elif quoted and line:
+                yield from ((number + runs.lines, text) for text in _from_literal(line))
             else:
                 yield number + runs.lines, line
 
@@ -414,6 +427,33 @@ def _from_record(line: str) -> list[str]:
                 text = bytes(text).decode("utf-8", "replace")
             if isinstance(text, str):
                 return [*(_level(place) + text.rstrip("\r\n")).split("\n"), *_traceback(place)]
+    return _nested(record) or [line]
+
+
+def _nested(value: object) -> list[str]:
+    """Return the messages of records inside the answer of a log store, such as CloudWatch or Loki.
+
+    Empty without any. Loki's records are pairs of a time and a line.
+    """
+    if isinstance(value, dict):
+        return [text for inner in value.values() for text in _nested(inner)]
+    texts: list[str] = []
+    for item in value if isinstance(value, list) else ():
+        if isinstance(item, dict):
+            record = json.dumps(item)
+            texts += [text for text in _from_record(record) if text != record]
+        elif isinstance(item, list) and [type(part) for part in item[:2]] == [str, str]:
+            texts.append(item[1])
+    return texts
+
+
+def _from_literal(line: str) -> list[str]:
+    """Return the lines in a string that Python or jq printed; the line itself if it is none."""
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        text = ast.literal_eval(line.strip())
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        if isinstance(text, str):
+            return text.split("\n")
     return [line]
 
 
