@@ -43,6 +43,7 @@ from vllm_repro_diagnosis.outside import Meaning, names_other_only
 from vllm_repro_diagnosis.root_cause import Root, find_root, unwrap
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
+    ENGINE_CORES,
     ERRORS,
     UNCAUGHT,
     Frame,
@@ -181,7 +182,10 @@ class _Case:
     @property
     def engine_stop_asked(self) -> bool:
         """Return True if EngineCore logged a request to stop before any end was reported."""
-        return _before(self.line(SignKind.ENGINE_STOP_ASKED), self.first_end)
+        exits = (each for each in self.raised if each.process.startswith(ENGINE_CORES))
+        handled = (each.first_line for each in exits if "signal_handler" in each.functions)
+        stopping = _first(self.line(SignKind.ENGINE_STOP_ASKED), *handled)
+        return _before(stopping, self.first_end)
 
     @property
     def ordered(self) -> bool:
@@ -206,11 +210,14 @@ class _Case:
         return (
             root is not None
             and not _leaves(root)
-            and (
+            and bool(
                 root.printed.first_line < self.life.survived_until
                 or root.printed.level == "WARNING"
                 # a log without the line above a traceback does not show that it failed one call
                 or (not self.paste and self._failed_one_call(root))
+                or (root.caught and self.life.answers_below(root.printed.first_line))
+                # another file with the errors of C++ code may stand above the log
+                or (root.printed.level and self.life.ready_below(root.printed.first_line))
             )
         )
 

@@ -330,6 +330,14 @@ class ServerLife:
         """
         return self._answers[0] if len(self._answers) == _SURVIVED else 0
 
+    def ready_below(self, number: float) -> bool:
+        """Return True if the server was reported ready below this line."""
+        return SignKind.READY in self and self.first[SignKind.READY].line > number
+
+    def answers_below(self, number: float) -> bool:
+        """Return True if the server answered a request below this line."""
+        return any(answer > number for answer in self._answers)
+
     @property
     def cut_inside(self) -> OpenTraceback | None:
         """Return the engine's traceback in which this log ends; None if the engine survived it.
@@ -438,9 +446,10 @@ class ServerLife:
     def _note_interrupt(self, line: Line) -> None:
         """Note Ctrl-C, unless a prompt follows: it ended a command such as `kubectl logs -f`."""
         interrupt = self.first.get(SignKind.INTERRUPTED)
-        if "^C" in line.raw[: len(line.raw) - len(line.text)]:
+        prompt = PROMPT.match(line.text)
+        if not prompt and "^C" in line.raw[: len(line.raw) - len(line.text)]:
             self.first.setdefault(SignKind.INTERRUPTED, Sign(line.number, "^C", line.stamp))
-        elif interrupt and line.number - interrupt.line <= 1 and PROMPT.match(line.text):
+        elif interrupt and line.number - interrupt.line <= 1 and prompt:
             del self.first[SignKind.INTERRUPTED]
 
     def _is_environment(self, line: Line) -> bool:

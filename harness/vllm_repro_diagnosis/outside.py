@@ -134,7 +134,8 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         Meaning.ENDED,
         (
             r"\b(?:kubectl delete|docker(?: compose)? (?:stop|down)|systemctl (?:stop|restart)"
-            r"|scancel) |^pod \"\S+\" deleted"
+            r"|scancel|ray stop)\b|^pod \"\S+\" deleted|^Stopped all \d+ Ray"
+            r"|^(?:[$#%❯]|\S+@\S+[$#]) (?:sudo )?(?:p?kill|killall) "
         ),
     ),
     ("systemd", Meaning.EXITED, r": Main process exited, code=|Failed with result 'exit-code'"),
@@ -282,7 +283,8 @@ _WORDS = re.compile(
     r"|back-?off|time limit|longer than|interrupted|health check|stopp|timed out|timeout|hangup"
     r"|reset|panic|lockup|hardware|shutdown|running|still|keeps| up |http/|error|lost|notready"
     r"|low on resource|deletion|floating|trap|protection|system|TERM_|pbs|reclaim|spot|out_of_me"
-    r"|node_fail|kubectl d|docker |systemctl|\w. deleted|^curl: |refused|answer|respon|nothing)"
+    r"|node_fail|kubectl d|docker |systemctl|\w. deleted|^curl: |ray stop"
+    r"|refused|answer|respon|nothing)"
 )
 _OTHER_UNIT = re.compile(r"(?i)(?!\S*vllm)\S+\.service: ")
 """A unit of another name may be another program."""

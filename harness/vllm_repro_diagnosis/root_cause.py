@@ -76,6 +76,13 @@ class Root:
         return _empty_wrapper(self.raised)
 
     @property
+    def caught(self) -> bool:
+        """Return True if code of vLLM caught it and logged it below a line of its own."""
+        headline = self.printed.headline
+        reports = ("Traceback", *_ENGINE_RECORDS, *_LAST_WORDS)
+        return bool(self.printed.level and headline) and not headline.startswith(reports)
+
+    @property
     def of_consequence(self) -> bool:
         """Return True if an earlier failure of another process may be its cause."""
         return _is_consequence(self.raised)
@@ -190,12 +197,18 @@ def _starting_exception(candidates: Sequence[Raised]) -> Raised:
     """Return the exception at which the search for the root begins.
 
     It is the first below a line such as "EngineCore encountered a fatal error.". Else it is the
-    first with frames, else any, that is not only printed because a process ended; else the first
-    of all. candidates: at least one.
+    first that left the engine's step or boot, else with frames, else any, that is not only printed
+    because a process ended; else the first of all. candidates: at least one.
     """
+
+    def telling(each: Raised) -> bool:
+        """Return True if it has frames and is not only printed because a process ended."""
+        return bool(each.frames) and not _of_termination(each) and not _empty_wrapper(each)
+
     preferences: tuple[Callable[[Raised], bool], ...] = (
         lambda each: each.headline in _LAST_WORDS,
-        lambda each: bool(each.frames) and not _of_termination(each) and not _empty_wrapper(each),
+        lambda each: leaves_the_engine(each) and telling(each),
+        telling,
         lambda each: not _of_termination(each),
     )
     for preferred in preferences:
