@@ -242,6 +242,13 @@ class _Case:
         return None if lost else root
 
 
+_SILENT_ENDS = frozenset(
+    {
+        *(SignKind.WORKER_DIED, SignKind.ENGINE_GONE, SignKind.OOM_KILLED, SignKind.NATIVE_CRASH),
+        Meaning.KILLED,
+    }
+)
+"""Ends of a process that no exception announces."""
 _MINUTE = -len(":00")
 """End of the minute in a time."""
 
@@ -256,6 +263,13 @@ def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
     inside = life.cut_inside  # before the tracebacks are closed
     unfinished = life.finder.unfinished()
     raised = life.finder.finish()
+    if life.first_engine_line and not _SILENT_ENDS.isdisjoint(life.first):
+        # an engine's lines have its name, so a bare traceback above the log is of another server
+        raised = tuple(
+            each
+            for each in raised
+            if each.process or each.level or each.native or each.first_line > life.booted_at
+        )
     diagnoses = []
     for paste in (False, True) if life.is_mixed else (not life.is_log,):
         case = _Case(
@@ -592,11 +606,15 @@ def _without_fatal_line(case: _Case) -> Diagnosis | None:
         return _by_exception(True, _LEFT, cause)
     if cause is not None and _by_fatal_logger(case, cause.raised):
         return _by_exception(True, "EngineCore logged this as it died", cause)
+    refused = None if life.ready else _death_at_start(case)
     if case.ordered:
-        return None
+        # the server program ends its engine when it fails
+        stopping = case.line(SignKind.ENGINE_STOP_ASKED, SignKind.STOP_ASKED)
+        root = refused.root if refused else None
+        return refused if root and _before(root.raised.first_line, stopping) else None
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _crash(case, crash, cause)
-    return None if life.ready else _death_at_start(case)
+    return refused
 
 
 _LOST_PEER = "This rank lost its peer, and only the peer's log can show why"

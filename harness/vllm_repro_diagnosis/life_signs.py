@@ -221,8 +221,9 @@ class ServerLife:
         self.first: dict[AnySign, Sign] = {}
         # the last line with a server's prefix
         self.last_line: Line | None = None
-        # the log has a server's first lines
+        # the log has a server's first lines, and the last of them
         self.booted = False
+        self.booted_at: float = 0
         # the server answered or counted requests, so it had booted
         self.served = False
         # a further node of the server, which has no API server
@@ -419,7 +420,7 @@ class ServerLife:
             self.pids[line.pid] = line.process
             self._known.add(line.pid)
         if first_words := boot_marker(line):
-            self.booted = True
+            self.booted, self.booted_at = True, line.number
             self._begun[first_words] = line.raw
             self.api_pid = line.pid
             self.first.pop(SignKind.HEALTH_503, None)  # another server or a proxy answered before

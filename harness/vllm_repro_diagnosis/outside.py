@@ -45,9 +45,15 @@ _SIGNAL = (
     r"(?i:^(?=.*\b(?:killed|terminated|exited|died|dumped|interrupted|finished|received)\b)"
     r".*?(?:\bSIG|\bsignal[\s:=(\[<]{1,3}(?:SIG)?|\bcode=(?:killed|dumped), status=))"
 )
+_TRANSLATED = (
+    "已杀死|已殺死|已砍掉|段错误|程式記憶體區段錯誤|已放弃|总线错误|強制終了|セグメンテーション違反"
+    "|Getötet|Speicherzugriffsfehler|Processus arrêté|Erreur de segmentation|Убито"
+    "|Ошибка сегментирования|Violación de segmento|죽었음"
+)
+"""A shell's words for a deadly signal in Chinese, Japanese, German, French, Russian and others."""
 _DEADLY = (
     r"(?:Out Of Memory|Killed|Aborted|Bus error|Illegal instruction|Floating point exception"
-    r"|Segmentation fault)(?: \(core dumped\))?"
+    rf"|Segmentation fault|{_TRANSLATED})(?: ?[(（][^()（）]{{1,20}}[)）])?"
 )
 _CONTRAST = (
     "but|yet|however|although|though|while|whereas|except|despite|instead|until|unless|not|no|never"
@@ -90,7 +96,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         Meaning.ENDED,
         (
             r"^(?:\S+: line \d+: +\d+ |\S*sh: |\[\d+\]\s*[+-]?\s*(?:\d+\s+)?)?"
-            r"(?:[Tt]erminated|[Hh]angup)(?:\s{2,}.*)?$"
+            r"(?:[Tt]erminated|[Hh]angup|已终止|已終止|Beendet)(?:\s{2,}.*)?$"
         ),
     ),
     (
@@ -277,7 +283,7 @@ _TABLE = tuple(
 )
 # Cheap words first: nearly every line has none.
 _WORDS = re.compile(
-    r"(?i:kill|exit|oom|sig(?:nal|term|kill)|terminat|abort|core.dump|dumped core|segfault"
+    rf"(?i:{_TRANSLATED}|已终止|已終止|beendet|kill|exit|oom|sig(?:nal|term|kill)|terminat|abort|core.dump|dumped core|segfault"
     r"|segmentation|out of memory|illegal inst|bus error|cancel|evict|probe|preempt"
     r"|xid|off the bus|died|dead|memory"
     r"|back-?off|time limit|longer than|interrupted|health check|stopp|timed out|timeout|hangup"
@@ -296,6 +302,11 @@ _PAST = re.compile(
     r"|if (?:the|it|you|we|I)\b)"
 )
 """Words of a sentence about another time, or about what did not happen."""
+_ADDRESS = re.compile(
+    r"(?:host=['\"]|\b(?:to|reach) |//)(?!localhost|127\.|0\.0\.)([A-Za-z][\w-]*\.?[\w.-]*)"
+    r"(?:', port=|:| port )(?!8\d{3}\b)\d"
+)
+"""The address of a server in an error of a client, unless it is local or has a port like 8000."""
 _GUESSES = re.compile(r"There are some potential root causes|Some common causes include")
 """The beginning of Ray's list of possible causes, none of which it knows."""
 _LONGEST = 600
@@ -313,8 +324,11 @@ def report_of(text: str) -> Report | None:
         return None
     text = _GUESSES.split(text)[0].strip()
     report = next((known for known, wordings in _TABLE if wordings.search(text)), None)
-    if report is None or report.meaning in (Meaning.TROUBLE, Meaning.UNREACHABLE):
+    if report is None or report.meaning is Meaning.TROUBLE:
         return report
+    if report.meaning is Meaning.UNREACHABLE:
+        address = _ADDRESS.search(text)
+        return report if address is None or _is_server(address[1]) else None
     named = of_other_program(text)
     if _PAST.search(text) or (named and (report.meaning is Meaning.RUNNING or _OTHER.search(text))):
         return None
