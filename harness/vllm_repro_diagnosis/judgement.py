@@ -688,6 +688,10 @@ def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
     )
 
 
+_OF_CLIENTS = {SignKind.PROGRAM_ENDED, Meaning.UNREACHABLE}
+"""Signs that the program which uses an engine may print after its end."""
+
+
 def _failed_script(case: _Case) -> Diagnosis | None:
     """Judge a script that uses vLLM in its own process and failed in its own code.
 
@@ -703,7 +707,7 @@ def _failed_script(case: _Case) -> Diagnosis | None:
     if life.offline and life.prompts_open is False and not case.raised:
         why = "The program that uses vLLM had its answers when its engine ended, perhaps with it"
         return _undecided(f"{why}; this log does not show whether the engine ended first.")
-    if life.first.keys() == {SignKind.ENGINE_GONE} and not (case.raised or life.pids):
+    if life.first.keys() - _OF_CLIENTS == {SignKind.ENGINE_GONE} and not (case.raised or life.pids):
         return _undecided(
             "The client of an engine missed it, which it also logs when its program ends; this "
             "text does not show which of them ended first."
@@ -815,7 +819,7 @@ def _killed_or_ended(case: _Case) -> Diagnosis | None:
     # Slurm, the kubelet and others kill what does not end in time; of memory they say so.
     of_memory = re.search("(?i)oom|memory", killed.text)
     # `kubectl describe` lists the status before the events.
-    status = re.match(r"\s*Exit Code: ", killed.text)
+    status = re.search(r"\bExit Code: ", killed.text)
     if ended is not None and (ended.line < killed.line or status) and not of_memory:
         return _undecided(f"{_OUTSIDE[Meaning.ENDED]}: {ended.text}")
     return _died(f"It was killed, as another program reports: {killed.text}")

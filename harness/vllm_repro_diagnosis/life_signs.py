@@ -447,8 +447,9 @@ class ServerLife:
     def _note_interrupt(self, line: Line) -> None:
         """Note Ctrl-C, unless a prompt follows: it ended a command such as `kubectl logs -f`."""
         interrupt = self.first.get(SignKind.INTERRUPTED)
-        prompt = PROMPT.match(line.text)
-        if not prompt and "^C" in line.raw[: len(line.raw) - len(line.text)]:
+        before, pressed, after = line.raw.partition("^C")
+        prompt = PROMPT.match(after if pressed else line.text)
+        if pressed and not prompt and len(before) <= len(line.raw) - len(line.text):
             self.first.setdefault(SignKind.INTERRUPTED, Sign(line.number, "^C", line.stamp))
         elif interrupt and line.number - interrupt.line <= 1 and prompt:
             del self.first[SignKind.INTERRUPTED]

@@ -104,8 +104,8 @@ _STAMP = re.compile(r"(?:\d{4}[-/]\d\d[-/]\d\d[T ]|[A-Z][a-z]{2} [ \d]\d |\b)\d\
 _COLLECTORS = (
     # a terminal's echo of Ctrl-C
     re.compile(r"(?:\^C)+"),
-    # a quotation in Markdown or a mail, and an exception in pytest's report
-    re.compile(r"(?:> ?)+|E(?: {3}|$)"),
+    # an exception in pytest's report
+    re.compile(r"E(?: {3}|$)"),
     # an indented block, or code in a sentence; without a prefix of vLLM behind it, indentation
     # belongs to the message
     re.compile(
@@ -202,11 +202,13 @@ _RECORD_KEYS = (
     "original",
 )
 _INNER = ("attributes", "_source", "jsonPayload", "event")
-_BEFORE_RECORD = re.compile(
-    r"(?:(?:[>|] ?)+|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*(?: [+-]\d{4})?(?:\s[\w.-]{1,80}:?)?\s)"
-    r"(?=\{\")"
+_RECORD_IN_LINE = re.compile(
+    r"(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*(?: [+-]\d{4})?(?:\s[\w.-]{1,80}:?)?\s(?=\{\"))?"
+    r"(?=\{.|\[\{.)"
 )
-"""What may stand before a JSON record: the mark of a quotation, or fluentd's time and tag."""
+"""What may stand before a JSON record: nothing, or fluentd's time and tag."""
+_MARKS = re.compile(r"(?:[>|] ?)+")
+"""Marks of a quotation in Markdown or a mail."""
 _FIELD = re.compile(rf'\s*"(?:{"|".join(_RECORD_KEYS)})": ("(?:[^"\\]|\\.)*"),?\s*')
 """A message in JSON that is printed over several lines."""
 
@@ -284,26 +286,39 @@ def _physical_lines(
     head = list(islice(lines, _SAMPLE))
     if head:
         head[0] = head[0].removeprefix("\ufeff")
-    every = enumerate(chain(head, lines), start=1)
-    if table := _table(head):
-        yield from _from_csv((line for _, line in every), *table)
-    elif head and head[0].strip() in ("[", "{") and any(map(_FIELD.fullmatch, head)):
-        for number, line in every:
-            if match := _FIELD.fullmatch(line):
-                yield number, json.loads(match[1])
-    else:
-        width = _width(head)
-        quoted = all(line.lstrip("b").startswith(("'", '"')) for line in head if line.strip())
-        runs.off = width > 0
-        for number, line in _unwrapped(every, width) if width else every:
-            if match := _BEFORE_RECORD.match(line):
-                line = line[match.end() :]
-            if line.startswith(("{", "[{")) and len(line) > 2:
-                yield from ((number + runs.lines, text) for text in _from_record(line))
-            elif quoted and line:
-                yield from ((number + runs.lines, text) for text in _from_literal(line))
-            else:
-                yield number + runs.lines, line
+    bars = sum(line.startswith("|") for line in head) * 2 > sum(map(bool, head))
+    marks = ">|" if bars else ">"
+    head = [_unmarked(line, marks) for line in head]
+    every = enumerate(chain(head, (_unmarked(line, marks) for line in lines)), start=1)
+    begins = (at for at in range(len(head)) if at == 0 or not head[at - 1].strip("` "))
+    start, table = next(((at, found) for at in begins if (found := _table(head[at:]))), (0, None))
+    if table:
+        yield from islice(every, start)
+        rows = _from_csv((line for _, line in every), *table)
+        yield from ((number + start, text) for number, text in rows)
+        return
+    width = _width(head)
+    printed = any(line.strip() in ("[", "{") for line in head) and any(map(_FIELD.fullmatch, head))
+    only_records = printed and head[0].strip() in ("[", "{")
+    literals = not any(_BEGINS_RECORD.match(line) for line in head)
+    runs.off = width > 0
+    for number, line in _unwrapped(every, width) if width else every:
+        texts = [line]
+        if printed and (field := _FIELD.fullmatch(line)):
+            texts = [json.loads(field[1])]
+        elif only_records:
+            continue
+        elif match := _RECORD_IN_LINE.match(line):
+            texts = _from_record(line[match.end() :])
+        elif literals and line.lstrip("b").startswith(("'", '"')):
+            texts = _from_literal(line)
+        yield from ((number + runs.lines, text) for text in texts)
+
+
+def _unmarked(line: str, marks: str) -> str:
+    """Return a line without the marks of a quotation and without the end of Windows' lines."""
+    match = _MARKS.match(line) if line[:1] in marks else None
+    return line[match.end() if match else 0 :].rstrip("\r")
 
 
 _BEGINS = re.compile(
@@ -312,6 +327,7 @@ _BEGINS = re.compile(
     r"|[│┃]| *(?:File \"|Traceback |[~^]{3})|(?:[a-z_]\w*\.)*[A-Z]\w+(?:Error|Exception)\b"
 )
 """The beginning of a record, a frame or an exception, which continues no wrapped line."""
+_BEGINS_RECORD = re.compile(r"\(\w+ pid=|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 _MOST_ROWS = 400
 """Most rows of a terminal that are joined into one line."""
 
@@ -363,12 +379,15 @@ def _split(pieces: Iterable[str | bytes]) -> Iterator[str]:
             start = end + 1
 
 
+_TITLE = re.compile(r"[\w@. -]{1,40}")
+
+
 def _table(head: list[str]) -> tuple[str, int] | None:
     """Return a table's delimiter and its column with the messages; None if it is no table."""
     for delimiter in ",;":
         _, titles = next(_rows(head[:1], delimiter), (0, []))
         column = next((at for at, title in enumerate(titles) if title in _RECORD_KEYS), None)
-        if column is not None and len(titles) > 1:
+        if column is not None and len(titles) > 1 and all(map(_TITLE.fullmatch, titles)):
             return delimiter, column
     return None
 

@@ -283,7 +283,8 @@ _TABLE = tuple(
 )
 # Cheap words first: nearly every line has none.
 _WORDS = re.compile(
-    rf"(?i:{_TRANSLATED}|已终止|已終止|beendet|kill|exit|oom|sig(?:nal|term|kill)|terminat|abort|core.dump|dumped core|segfault"
+    rf"(?i:{_TRANSLATED}|已终止|已終止|beendet|kill|exit|oom|sig(?:nal|term|kill)|terminat|abort"
+    r"|core.dump|dumped core|segfault"
     r"|segmentation|out of memory|illegal inst|bus error|cancel|evict|probe|preempt"
     r"|xid|off the bus|died|dead|memory"
     r"|back-?off|time limit|longer than|interrupted|health check|stopp|timed out|timeout|hangup"
