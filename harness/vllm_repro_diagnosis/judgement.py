@@ -481,6 +481,8 @@ def _last_words(case: _Case) -> Diagnosis | None:
         not_up = "The engine did not come up"
         if cause is not None:
             return _died(f"{not_up}: {_named(cause)}{_signal_suffix(cause.message)}.", cause)
+        if root is None and SignKind.INTERRUPTED in life:
+            return _lives(_INTERRUPTED)
         if root is None and not case.paste:
             suffix = _signal_suffix(failed.text)
             missing = "" if suffix else "; the root cause is not in this part of the log"
@@ -526,13 +528,21 @@ def _signal_suffix(text: str) -> str:
     return f" ({signal.Signals(code).name}{': ' + meaning if meaning else ''})"
 
 
+_DUMPED = re.compile(r'File "([^"\n]+)", line \d+ in ')
+"""A frame that Python's fault handler dumps."""
+
+
 def _crash(case: _Case, crash: Sign, root: Root | None = None) -> Diagnosis:
     """Return the diagnosis of a crash in native code, with what C++ code threw if known.
 
-    Undecided if the text names another program and shows no server.
+    Undecided if the text names another program and shows no server, or if the dumped stack has no
+    code of vLLM.
     """
     text = _named(root) if root and root.raised.native else crash.text.removesuffix(":")
-    if not case.life.is_server and names_other_only("\n".join(case.life.prose)):
+    prose = "\n".join(case.life.prose)
+    stack = _DUMPED.findall(prose) if case.first_end is None else []
+    of_other = not case.life.is_server and names_other_only(prose)
+    if of_other or (stack and not any("vllm" in file for file in stack)):
         return _undecided(f"A process crashed that may be another program's: {text}")
     return _died(f"A process crashed in native code: {text}", root)
 

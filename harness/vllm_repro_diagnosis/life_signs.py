@@ -175,6 +175,8 @@ _SIGN = re.compile("|".join(f"({wording})" for wording, _ in _WORDINGS))
 _ANY_SIGN = re.compile("|".join(wording for wording, _ in _WORDINGS))
 """The same without groups, which is three times as fast."""
 _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
+_WITHOUT_ENGINE = re.compile(r"/(?:de)?(?:tokenize|render)\b")
+"""Paths of requests that the API server answers without the engine."""
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
 _FRAME = re.compile(r'File "[^"\n]+", line \d+')
 _CONNECTOR = re.compile(r"kv_connector['\"]?[=:] ?['\"](\w+)['\"]")
@@ -446,12 +448,13 @@ class ServerLife:
 
     def _note_interrupt(self, line: Line) -> None:
         """Note Ctrl-C, unless a prompt follows: it ended a command such as `kubectl logs -f`."""
-        interrupt = self.first.get(SignKind.INTERRUPTED)
-        before, pressed, after = line.raw.partition("^C")
-        prompt = PROMPT.match(after if pressed else line.text)
-        if pressed and not prompt and len(before) <= len(line.raw) - len(line.text):
-            self.first.setdefault(SignKind.INTERRUPTED, Sign(line.number, "^C", line.stamp))
-        elif interrupt and line.number - interrupt.line <= 1 and prompt:
+        if "^C" in line.raw:
+            before, _, after = line.raw.partition("^C")
+            in_prefix = len(before) <= len(line.raw) - len(line.text)
+            if in_prefix and not PROMPT.match(after):
+                self.first.setdefault(SignKind.INTERRUPTED, Sign(line.number, "^C", line.stamp))
+        pressed = self.line_of(SignKind.INTERRUPTED)
+        if pressed is not None and line.number - pressed == 1 and PROMPT.match(line.text):
             del self.first[SignKind.INTERRUPTED]
 
     def _is_environment(self, line: Line) -> bool:
@@ -565,7 +568,8 @@ class ServerLife:
         refutes.
         """
         health = path.startswith("/health")
-        if status[0] == "2" and (health or method == "POST"):
+        answer = method == "POST" and _WITHOUT_ENGINE.search(path) is None
+        if status[0] == "2" and (health or answer):
             self._answers.append(number)
             self.first.pop(SignKind.HEALTH_503, None)
             self._lives_at(number)

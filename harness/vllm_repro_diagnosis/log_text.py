@@ -207,7 +207,7 @@ _RECORD_IN_LINE = re.compile(
     r"(?=\{.|\[\{.)"
 )
 """What may stand before a JSON record: nothing, or fluentd's time and tag."""
-_MARKS = re.compile(r"(?:[>|] ?)+")
+_MARKS = re.compile(r"^(?:[>|] ?)+")
 """Marks of a quotation in Markdown or a mail."""
 _FIELD = re.compile(rf'\s*"(?:{"|".join(_RECORD_KEYS)})": ("(?:[^"\\]|\\.)*"),?\s*')
 """A message in JSON that is printed over several lines."""
@@ -308,7 +308,7 @@ def _physical_lines(
             texts = [json.loads(field[1])]
         elif only_records:
             continue
-        elif match := _RECORD_IN_LINE.match(line):
+        elif "{" in line and (match := _RECORD_IN_LINE.match(line)):
             texts = _from_record(line[match.end() :])
         elif literals and line.lstrip("b").startswith(("'", '"')):
             texts = _from_literal(line)
@@ -317,8 +317,7 @@ def _physical_lines(
 
 def _unmarked(line: str, marks: str) -> str:
     """Return a line without the marks of a quotation and without the end of Windows' lines."""
-    match = _MARKS.match(line) if line[:1] in marks else None
-    return line[match.end() if match else 0 :].rstrip("\r")
+    return (_MARKS.sub("", line, count=1) if line[:1] in marks else line).rstrip("\r")
 
 
 _BEGINS = re.compile(

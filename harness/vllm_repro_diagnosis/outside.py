@@ -214,7 +214,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         (
             r"[Cc]ontainer killed due to memory usage|(?i:memory limit of .{1,40} exceeded)"
             r"|(?i:gone over (?:the )?memory limit|memory usage exceeded)"
-            r"|using too much memory and was terminated"
+            r"|using too much memory and was terminated|crashed after using all available RAM"
         ),
     ),
     (
@@ -224,13 +224,15 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
             r"(?i)\b(?:spot|preemptible) .{0,40}\b(?:interrupt|terminat|preempt|reclaim|evict)\w*"
             r"|\b(?:instance|machine|node|vm) .{0,40}\b(?:terminated|preempted|reclaimed)"
             r"|failed (?:ELB|container|load balancer) health checks|\btask stopped by\b"
+            r"|\bthe (?:operation|job|run) was cancell?ed"
+            r"|\brunner has received a shutdown signal"
         ),
     ),
     ("cloud", Meaning.EXITED, r"\bEssential container in task exited\b"),
     (
         "NVIDIA driver",
         Meaning.TROUBLE,
-        r"\bNVRM: (?:Xid|GPU .*fallen off the bus)|\bSXid\b|\bGPU .{0,60}fallen off the bus",
+        r"\bNVRM: (?:Xid|GPU .*fallen off the bus)|\bSXid\b|\bGPU (?:is lost|.{0,60}off the bus)",
     ),
     (
         "kernel",
@@ -291,7 +293,7 @@ _WORDS = re.compile(
     r"|reset|panic|lockup|hardware|shutdown|running|still|keeps| up |http/|error|lost|notready"
     r"|low on resource|deletion|floating|trap|protection|system|TERM_|pbs|reclaim|spot|out_of_me"
     r"|node_fail|kubectl d|docker |systemctl|\w. deleted|^curl: |ray stop"
-    r"|refused|answer|respon|nothing)"
+    r"|refused|answer|respon|nothing|all available RAM)"
 )
 _OTHER_UNIT = re.compile(r"(?i)(?!\S*vllm)\S+\.service: ")
 """A unit of another name may be another program."""
