@@ -43,7 +43,6 @@ from vllm_repro_diagnosis.outside import Meaning, names_other_only
 from vllm_repro_diagnosis.root_cause import Root, find_root, unwrap
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
-    ENGINE_CORES,
     ERRORS,
     UNCAUGHT,
     Frame,
@@ -176,14 +175,16 @@ class _Case:
         if pressed is not None and pressed > last.number:  # it ended a command that shows the log
             pressed = None
         raised = (each for each in self.raised if each.exception == "KeyboardInterrupt")
-        interrupts = (each.first_line for each in raised if each.process)
+        of_server = (each for each in raised if each.process or _PROCESS.match(each.headline))
+        interrupts = (each.first_line for each in of_server)
         return _first(pressed, *interrupts)
 
     @property
     def engine_stop_asked(self) -> bool:
         """Return True if EngineCore logged a request to stop before any end was reported."""
-        exits = (each for each in self.raised if each.process.startswith(ENGINE_CORES))
-        handled = (each.first_line for each in exits if "signal_handler" in each.functions)
+        exits = (each for each in self.raised if "signal_handler" in each.functions)
+        of_core = (each for each in exits if "EngineCore" in f"{each.process}{each.headline}")
+        handled = (each.first_line for each in of_core)
         stopping = _first(self.line(SignKind.ENGINE_STOP_ASKED), *handled)
         return _before(stopping, self.first_end)
 
@@ -215,7 +216,7 @@ class _Case:
                 or root.printed.level == "WARNING"
                 # a log without the line above a traceback does not show that it failed one call
                 or (not self.paste and self._failed_one_call(root))
-                or (root.caught and self.life.answers_below(root.printed.first_line))
+                or (root.caught and self.life.lives_below(root.printed.first_line))
                 # another file with the errors of C++ code may stand above the log
                 or (root.printed.level and self.life.ready_below(root.printed.first_line))
             )
@@ -452,7 +453,9 @@ def _by_signal(case: _Case) -> Diagnosis | None:
             f"{process.text}{_signal_suffix(process.text)}"
         )
     ended = first.get(Meaning.ENDED)
-    if ended and _before(case.life.first_engine_line, ended.line) and ended.line < (end or 0):
+    # a report above the log may be of an earlier life
+    began = _first(case.life.first_engine_line, case.life.booted_at or None)
+    if ended and _before(began, ended.line) and ended.line < (end or 0):
         return _undecided(f"{_OUTSIDE[Meaning.ENDED]}: {ended.text}")
     gone = case.line(SignKind.WORKER_DIED, SignKind.FATAL)
     if _before(case.line(SignKind.WORKER_STOPPED), gone):
@@ -481,7 +484,7 @@ def _last_words(case: _Case) -> Diagnosis | None:
         not_up = "The engine did not come up"
         if cause is not None:
             return _died(f"{not_up}: {_named(cause)}{_signal_suffix(cause.message)}.", cause)
-        if root is None and SignKind.INTERRUPTED in life:
+        if root is None and _before(case.line(SignKind.INTERRUPTED), failed.line):
             return _lives(_INTERRUPTED)
         if root is None and not case.paste:
             suffix = _signal_suffix(failed.text)

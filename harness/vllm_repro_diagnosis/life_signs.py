@@ -337,9 +337,9 @@ class ServerLife:
         """Return True if the server was reported ready below this line."""
         return SignKind.READY in self and self.first[SignKind.READY].line > number
 
-    def answers_below(self, number: float) -> bool:
-        """Return True if the server answered a request below this line."""
-        return any(answer > number for answer in self._answers)
+    def lives_below(self, number: float) -> bool:
+        """Return True if the server answered or counted tokens below this line."""
+        return self._alive > number
 
     @property
     def cut_inside(self) -> OpenTraceback | None:

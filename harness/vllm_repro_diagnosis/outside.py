@@ -145,6 +145,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         ),
     ),
     ("systemd", Meaning.EXITED, r": Main process exited, code=|Failed with result 'exit-code'"),
+    ("supervisord", Meaning.EXITED, r"\bFATAL\s+Exited too quickly|\bBACKOFF\s+Exited too"),
     (
         "Slurm",
         Meaning.KILLED,
@@ -378,7 +379,7 @@ _NAMES = re.compile(
     r"|^make\S* \*\*\* \[(?:\S+:\d+: )?([\w-]+)\]"
     # process managers
     r"|\bApp \[([^\]:]+)|\b(?:exited|stopped|spawned): ([\w.-]+)"
-    r"|^([\w:.@-]+)\s+(?:RUNNING|EXITED|STOPPED|FATAL)\s|(?:^|\bStopp(?:ing|ed) )(\S+)\.service\b"
+    r"|^([\w:.@-]+)\s+(?:RUNNING|EXITED|STOPPED|FATAL|BACKOFF)\s|(?:^|\bStopp(?:ing|ed) )(\S+)\.service\b"
     # a pod, a job of Slurm, events and tables of containers
     r"|(?:^|\s)(?:pod/)?([a-z][\w.-]*)\s+\d+/\d+\s"
     r"|^\d+(?:[._]\w+)?\s+(\S+)\s.*\b(?:OUT_OF_ME|TIMEOUT|PREEMPTED|NODE_FAIL|CANCELLED)"
