@@ -175,6 +175,8 @@ _SIGN = re.compile("|".join(f"({wording})" for wording, _ in _WORDINGS))
 _ANY_SIGN = re.compile("|".join(wording for wording, _ in _WORDINGS))
 """The same without groups, which is three times as fast."""
 _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
+_STREAMS = re.compile(r"completions|messages|responses|generate|invocations|inference|audio")
+"""Paths of requests that may be answered with a stream."""
 _WITHOUT_ENGINE = re.compile(r"/(?:de)?(?:tokenize|render)\b")
 """Paths of requests that the API server answers without the engine."""
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
@@ -576,7 +578,7 @@ class ServerLife:
             while self._doubtful and self._doubtful[0].number < self.survived_until:
                 self._doubtful.popleft()
             if not health:
-                self.open = None
+                self.open = None if _STREAMS.search(path) else self.open
                 self.stalls.clear()
                 self.waits = 0
         if health:
