@@ -33,6 +33,8 @@ _SAMPLE = 80
 """First lines that show whether the text is a table, or wrapped."""
 _COLUMNS = range(60, 401)
 """Widths of a terminal that wraps a log."""
+_FEW = 2
+"""Lines that may be indented as a part of a traceback; more of them are a block."""
 _FULL = 3
 """Lines of a terminal's width, without a record below them, before a text counts as wrapped."""
 _AHEAD = 400
@@ -124,8 +126,11 @@ _COLLECTORS = (
     ),
     # journald and syslog
     re.compile(
-        r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \S{1,80} [\w./@-]{1,80}(?:\[\d+\])?: ?"
+        r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? (?!Process)\S{0,79}[^\s:] "
+        r"[\w./@-]{1,80}(?:\[\d+\])?: ?"
     ),
+    # `ts` of moreutils
+    re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? "),
     # an exception in pytest's report, as a CI stamps it
     re.compile(r"E {3,}"),
 )
@@ -289,9 +294,13 @@ def _physical_lines(
     bars = sum(line.startswith("|") for line in head) * 2 > sum(map(bool, head))
     marks = ">|" if bars else ">"
     head = [_unmarked(line, marks) for line in head]
-    every = enumerate(chain(head, (_unmarked(line, marks) for line in lines)), start=1)
-    begins = (at for at in range(len(head)) if at == 0 or not head[at - 1].strip("` "))
-    start, table = next(((at, found) for at in begins if (found := _table(head[at:]))), (0, None))
+    rest = (_unmarked(line, marks) for line in lines)
+    indents = [_indent(line) for line in head if line.strip()]
+    if len(indents) > _FEW and (indent := min(indents)):
+        head, rest = ([line[indent:] for line in head], (line[indent:] for line in rest))
+    every = enumerate(chain(head, rest), start=1)
+    tables = ((at, _table(head[at:])) for at in range(len(head)))
+    start, table = next((each for each in tables if each[1]), (0, None))
     if table:
         yield from islice(every, start)
         rows = _from_csv((line for _, line in every), *table)
@@ -313,6 +322,11 @@ def _physical_lines(
         elif literals and line.lstrip("b").startswith(("'", '"')):
             texts = _from_literal(line)
         yield from ((number + runs.lines, text) for text in texts)
+
+
+def _indent(line: str) -> int:
+    """Return the number of blanks and tabs at the beginning of a line."""
+    return len(line) - len(line.lstrip(" \t"))
 
 
 def _unmarked(line: str, marks: str) -> str:
@@ -378,7 +392,7 @@ def _split(pieces: Iterable[str | bytes]) -> Iterator[str]:
             start = end + 1
 
 
-_TITLE = re.compile(r"[\w@. -]{1,40}")
+_TITLE = re.compile(r"[\w@.-]+(?: [\w@.-]+){0,3}")
 
 
 def _table(head: list[str]) -> tuple[str, int] | None:
@@ -386,7 +400,8 @@ def _table(head: list[str]) -> tuple[str, int] | None:
     for delimiter in ",;":
         _, titles = next(_rows(head[:1], delimiter), (0, []))
         column = next((at for at, title in enumerate(titles) if title in _RECORD_KEYS), None)
-        if column is not None and len(titles) > 1 and all(map(_TITLE.fullmatch, titles)):
+        second = delimiter in "".join(head[1:2])
+        if column is not None and second and all(map(_TITLE.fullmatch, titles)):
             return delimiter, column
     return None
 

@@ -379,7 +379,8 @@ _NAMES = re.compile(
     r"|^make\S* \*\*\* \[(?:\S+:\d+: )?([\w-]+)\]"
     # process managers
     r"|\bApp \[([^\]:]+)|\b(?:exited|stopped|spawned): ([\w.-]+)"
-    r"|^([\w:.@-]+)\s+(?:RUNNING|EXITED|STOPPED|FATAL|BACKOFF)\s|(?:^|\bStopp(?:ing|ed) )(\S+)\.service\b"
+    r"|^([\w:.@-]+)\s+(?:RUNNING|EXITED|STOPPED|FATAL|BACKOFF)\s"
+    r"|(?:^|\bStopp(?:ing|ed) )(\S+)\.service\b"
     # a pod, a job of Slurm, events and tables of containers
     r"|(?:^|\s)(?:pod/)?([a-z][\w.-]*)\s+\d+/\d+\s"
     r"|^\d+(?:[._]\w+)?\s+(\S+)\s.*\b(?:OUT_OF_ME|TIMEOUT|PREEMPTED|NODE_FAIL|CANCELLED)"
