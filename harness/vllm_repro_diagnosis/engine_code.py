@@ -58,6 +58,9 @@ _START = _names("""
 # Calls that a client requests beside the steps (a LoRA adapter, sleeping): the engine returns their
 # failure and continues.
 _UTILITY = _names("_invoke_utility_method add_lora save_sharded_state sleep wake_up")
+_SURVIVED = ("Invocation of ", "Unexpected error pre-processing")
+_OF_ONE_CALL = _names("_invoke_utility_method process_input_sockets")
+"""Headlines and functions of core.py for errors that fail one call: the engine goes on."""
 _ENGINE_FILES = (
     *("vllm/v1/worker/", "vllm/v1/core/", "vllm/v1/engine/core", "vllm/v1/executor/"),
     "vllm_ascend/worker/",
@@ -86,6 +89,13 @@ def booting(functions: frozenset[str]) -> bool:
 def starting(functions: frozenset[str]) -> bool:
     """Return True if one of the functions is of the server program, before its first engine."""
     return bool(functions & _START)
+
+
+def of_one_call(raised: Raised) -> bool:
+    """Return True if the exception failed one call of the engine or a worker, which goes on."""
+    functions = frozenset(raised.functions)
+    utility = functions & _UTILITY and not functions & (STEP | _WARMUP | _BOOT)
+    return raised.headline.startswith(_SURVIVED) or bool(functions & _OF_ONE_CALL or utility)
 
 
 def leaves_the_engine(raised: Raised) -> bool:

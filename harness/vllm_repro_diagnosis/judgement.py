@@ -24,6 +24,7 @@ from vllm_repro_diagnosis.engine_code import (
     MAIN,
     booting,
     leaves_the_engine,
+    of_one_call,
     starting,
     stepping,
     warming_up,
@@ -39,7 +40,7 @@ from vllm_repro_diagnosis.life_signs import (
 )
 from vllm_repro_diagnosis.log_text import line_in_file
 from vllm_repro_diagnosis.outside import Meaning, names_other_only
-from vllm_repro_diagnosis.root_cause import Root, find_root
+from vllm_repro_diagnosis.root_cause import Root, find_root, unwrap
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
     ERRORS,
@@ -156,13 +157,36 @@ class _Case:
         shutdown = self.line(SignKind.SHUTDOWN)
         unhealthy = None if self.engine_missing is None else self.line(SignKind.HEALTH_503)
         ordered = shutdown if _before(shutdown, unhealthy) else None
-        stopping = _first(self.line(SignKind.STOP_ASKED), ordered)
+        stopping = _first(self.line(SignKind.STOP_ASKED), ordered, self.interrupted)
+        # One signal for all processes: the API server may log it last.
+        worker = self.life.first.get(SignKind.WORKER_STOPPED)
+        asked = self.life.first.get(SignKind.STOP_ASKED)
+        if worker and asked and worker.time[:_MINUTE] == asked.time[:_MINUTE]:
+            stopping = _first(stopping, worker.line)
         return stopping if _before(stopping, self.first_end) else None
+
+    @property
+    def interrupted(self) -> float | None:
+        """Return the number of the line that shows Ctrl-C on a server that was ready, or None."""
+        last = self.life.last_line
+        if not self.life.ready or last is None:
+            return None
+        pressed = self.line(SignKind.INTERRUPTED)
+        if pressed is not None and pressed > last.number:  # it ended a command that shows the log
+            pressed = None
+        raised = (each for each in self.raised if each.exception == "KeyboardInterrupt")
+        of_server = (each for each in raised if each.process or _PROCESS.match(each.headline))
+        interrupts = (each.first_line for each in of_server)
+        return _first(pressed, *interrupts)
 
     @property
     def engine_stop_asked(self) -> bool:
         """Return True if EngineCore logged a request to stop before any end was reported."""
-        return _before(self.line(SignKind.ENGINE_STOP_ASKED), self.first_end)
+        exits = (each for each in self.raised if "signal_handler" in each.functions)
+        of_core = (each for each in exits if "EngineCore" in f"{each.process}{each.headline}")
+        handled = (each.first_line for each in of_core)
+        stopping = _first(self.line(SignKind.ENGINE_STOP_ASKED), *handled)
+        return _before(stopping, self.first_end)
 
     @property
     def ordered(self) -> bool:
@@ -173,6 +197,7 @@ class _Case:
     def after_stop(self) -> bool:
         """Return True if a shutdown was ordered, and the cause (if any) was not raised before."""
         stopping = self.line(SignKind.STOP_ASKED, SignKind.SHUTDOWN, SignKind.ENGINE_STOP_ASKED)
+        stopping = _first(stopping, self.interrupted)
         raised_before = self.cause and _before(self.cause.raised.first_line, stopping)
         return self.ordered and not raised_before
 
@@ -186,17 +211,25 @@ class _Case:
         return (
             root is not None
             and not _leaves(root)
-            and (
+            and bool(
                 root.printed.first_line < self.life.survived_until
                 or root.printed.level == "WARNING"
                 # a log without the line above a traceback does not show that it failed one call
-                or (
-                    not self.paste
-                    and _of_one_call(root.printed)
-                    and not root.printed.headline.startswith("Traceback")
-                )
+                or (not self.paste and self._failed_one_call(root))
+                or (root.caught and self.life.lives_below(root.printed.first_line))
+                # another file with the errors of C++ code may stand above the log
+                or (root.printed.level and self.life.ready_below(root.printed.first_line))
             )
         )
+
+    def _failed_one_call(self, root: Root) -> bool:
+        """Return True if EngineCore returned the root to a client as the failure of one call."""
+        if root.printed.headline.startswith("Traceback"):
+            return False
+        calls = (each for each in self.raised if of_one_call(each))
+        quotes = (unwrap(link.message) for call in calls for link in call.links)
+        quoted = any(quote and root.raised.message.startswith(quote) for quote in quotes)
+        return quoted or of_one_call(root.printed)
 
     @property
     def cause(self) -> Root | None:
@@ -210,6 +243,17 @@ class _Case:
         return None if lost else root
 
 
+_SILENT_ENDS = frozenset(
+    {
+        *(SignKind.WORKER_DIED, SignKind.ENGINE_GONE, SignKind.OOM_KILLED, SignKind.NATIVE_CRASH),
+        Meaning.KILLED,
+    }
+)
+"""Ends of a process that no exception announces."""
+_MINUTE = -len(":00")
+"""End of the minute in a time."""
+
+
 def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
     """Return the diagnosis of one life of a server, by the first rule that applies.
 
@@ -220,6 +264,13 @@ def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
     inside = life.cut_inside  # before the tracebacks are closed
     unfinished = life.finder.unfinished()
     raised = life.finder.finish()
+    if life.first_engine_line and not _SILENT_ENDS.isdisjoint(life.first):
+        # an engine's lines have its name, so a bare traceback above the log is of another server
+        raised = tuple(
+            each
+            for each in raised
+            if each.process or each.level or each.native or each.first_line > life.booted_at
+        )
     diagnoses = []
     for paste in (False, True) if life.is_mixed else (not life.is_log,):
         case = _Case(
@@ -386,6 +437,34 @@ def _by_kernel(case: _Case) -> Diagnosis | None:
     )
 
 
+def _by_signal(case: _Case) -> Diagnosis | None:
+    """Judge processes that end by a signal from outside, or after a process that is no engine.
+
+    None if an exception, a crash or a failed boot explains it, and in an ordered shutdown.
+    """
+    first, end = case.life.first, case.first_end
+    explained = SignKind.NATIVE_CRASH in first or SignKind.BOOT_FAILED in first
+    if case.cause is not None or case.ordered or explained:
+        return None
+    process = first.get(SignKind.PROCESS_DIED)
+    if process is not None and _before(process.line, end):
+        return _undecided(
+            "A process of the server that is not EngineCore died, and the server ended with it: "
+            f"{process.text}{_signal_suffix(process.text)}"
+        )
+    ended = first.get(Meaning.ENDED)
+    # a report above the log may be of an earlier life
+    began = _first(case.life.first_engine_line, case.life.booted_at or None)
+    if ended and _before(began, ended.line) and ended.line < (end or 0):
+        return _undecided(f"{_OUTSIDE[Meaning.ENDED]}: {ended.text}")
+    gone = case.line(SignKind.WORKER_DIED, SignKind.FATAL)
+    if _before(case.line(SignKind.WORKER_STOPPED), gone):
+        return _undecided(
+            "A signal stopped a worker and EngineCore gave up; this log does not show who sent it."
+        )
+    return None
+
+
 def _last_words(case: _Case) -> Diagnosis | None:
     """Judge by the last lines that EngineCore, or the process above a worker, logged as it died.
 
@@ -405,6 +484,8 @@ def _last_words(case: _Case) -> Diagnosis | None:
         not_up = "The engine did not come up"
         if cause is not None:
             return _died(f"{not_up}: {_named(cause)}{_signal_suffix(cause.message)}.", cause)
+        if root is None and _before(case.line(SignKind.INTERRUPTED), failed.line):
+            return _lives(_INTERRUPTED)
         if root is None and not case.paste:
             suffix = _signal_suffix(failed.text)
             missing = "" if suffix else "; the root cause is not in this part of the log"
@@ -414,12 +495,6 @@ def _last_words(case: _Case) -> Diagnosis | None:
     if cause is None:
         if case.ordered:
             return None
-        gone = case.line(SignKind.WORKER_DIED, SignKind.FATAL)
-        if _before(case.line(SignKind.WORKER_STOPPED), gone):
-            return _undecided(
-                "A signal stopped a worker and EngineCore gave up; this log does not show who sent "
-                "it."
-            )
         if worker is not None:
             why = f"A worker process ended without an exception: {worker.text}"
             return replace(_died(why + _signal_suffix(worker.text)), lost_worker=True)
@@ -433,7 +508,7 @@ def _last_words(case: _Case) -> Diagnosis | None:
 
 
 _INTERRUPTED = "The boot was interrupted by a signal; nothing failed by itself."
-_EXIT_CODE = re.compile(r"exit code: -(\d+)|': -(\d+)\}")
+_EXIT_CODE = re.compile(r"exit code:? -(\d+)|': -(\d+)\}")
 _SIGNALS = {
     signal.SIGABRT: "an abort in C++ code",
     signal.SIGBUS: "often too little /dev/shm",
@@ -456,13 +531,21 @@ def _signal_suffix(text: str) -> str:
     return f" ({signal.Signals(code).name}{': ' + meaning if meaning else ''})"
 
 
+_DUMPED = re.compile(r'File "([^"\n]+)", line \d+ in ')
+"""A frame that Python's fault handler dumps."""
+
+
 def _crash(case: _Case, crash: Sign, root: Root | None = None) -> Diagnosis:
     """Return the diagnosis of a crash in native code, with what C++ code threw if known.
 
-    Undecided if the text names another program and shows no server.
+    Undecided if the text names another program and shows no server, or if the dumped stack has no
+    code of vLLM.
     """
     text = _named(root) if root and root.raised.native else crash.text.removesuffix(":")
-    if not case.life.is_server and names_other_only("\n".join(case.life.prose)):
+    prose = "\n".join(case.life.prose)
+    stack = _DUMPED.findall(prose) if case.first_end is None else []
+    of_other = not case.life.is_server and names_other_only(prose)
+    if of_other or (stack and not any("vllm" in file for file in stack)):
         return _undecided(f"A process crashed that may be another program's: {text}")
     return _died(f"A process crashed in native code: {text}", root)
 
@@ -507,6 +590,8 @@ def _silent_end(case: _Case) -> Diagnosis | None:
         return _died(f"The engine did not answer the API server, which gave it up: {silent.text}.")
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         how = f"; it crashed in native code ({crash.text})"
+    elif (gone := life.first.get(SignKind.ENGINE_GONE)) and " died with exit code" in gone.text:
+        how = f": {gone.text}{_signal_suffix(gone.text)}"
     elif any(kind in life for kind in _CAUSES):
         how = ""  # see `_explained`
     elif _before(life.first_engine_line, case.engine_missing) and not life.engine_error:
@@ -534,11 +619,15 @@ def _without_fatal_line(case: _Case) -> Diagnosis | None:
         return _by_exception(True, _LEFT, cause)
     if cause is not None and _by_fatal_logger(case, cause.raised):
         return _by_exception(True, "EngineCore logged this as it died", cause)
+    refused = None if life.ready else _death_at_start(case)
     if case.ordered:
-        return None
+        # the server program ends its engine when it fails
+        stopping = case.line(SignKind.ENGINE_STOP_ASKED, SignKind.STOP_ASKED)
+        root = refused.root if refused else None
+        return refused if root and _before(root.raised.first_line, stopping) else None
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         return _crash(case, crash, cause)
-    return None if life.ready else _death_at_start(case)
+    return refused
 
 
 _LOST_PEER = "This rank lost its peer, and only the peer's log can show why"
@@ -594,9 +683,9 @@ def _of_server(raised: Raised) -> bool:
 _ENTRY = re.compile(r"(?:\S*/)?vllm(?: |$)|vllm/entrypoints/|\S+ vllm/entrypoints/cli/")
 
 
-_SURVIVED = ("Invocation of ", "Unexpected error pre-processing", "Traceback")
-_OF_ONE_CALL = frozenset({"process_input_sockets", "_invoke_utility_method"})
-"""Headlines and functions of core.py for errors that fail one call: the engine goes on."""
+def _perhaps_of_one_call(raised: Raised) -> bool:
+    """Return True if the exception failed one call of the engine, or lacks the line above it."""
+    return of_one_call(raised) or raised.headline.startswith("Traceback")
 
 
 def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
@@ -607,15 +696,13 @@ def _by_fatal_logger(case: _Case, raised: Raised) -> bool:
     return (
         is_core(raised.process, raised.source)
         and raised.level in ERRORS
-        and not _of_one_call(raised)
+        and not _perhaps_of_one_call(raised)
         and raised.first_line > case.life.survived_until
     )
 
 
-def _of_one_call(raised: Raised) -> bool:
-    """Return True if the exception failed one call of the engine, which goes on."""
-    called = _OF_ONE_CALL.intersection(raised.functions)
-    return raised.headline.startswith(_SURVIVED) or bool(called)
+_OF_CLIENTS = {SignKind.PROGRAM_ENDED, Meaning.UNREACHABLE}
+"""Signs that the program which uses an engine may print after its end."""
 
 
 def _failed_script(case: _Case) -> Diagnosis | None:
@@ -633,7 +720,7 @@ def _failed_script(case: _Case) -> Diagnosis | None:
     if life.offline and life.prompts_open is False and not case.raised:
         why = "The program that uses vLLM had its answers when its engine ended, perhaps with it"
         return _undecided(f"{why}; this log does not show whether the engine ended first.")
-    if life.first.keys() == {SignKind.ENGINE_GONE} and not (case.raised or life.pids):
+    if life.first.keys() - _OF_CLIENTS == {SignKind.ENGINE_GONE} and not (case.raised or life.pids):
         return _undecided(
             "The client of an engine missed it, which it also logs when its program ends; this "
             "text does not show which of them ended first."
@@ -745,7 +832,7 @@ def _killed_or_ended(case: _Case) -> Diagnosis | None:
     # Slurm, the kubelet and others kill what does not end in time; of memory they say so.
     of_memory = re.search("(?i)oom|memory", killed.text)
     # `kubectl describe` lists the status before the events.
-    status = re.match(r"\s*Exit Code: ", killed.text)
+    status = re.search(r"\bExit Code: ", killed.text)
     if ended is not None and (ended.line < killed.line or status) and not of_memory:
         return _undecided(f"{_OUTSIDE[Meaning.ENDED]}: {ended.text}")
     return _died(f"It was killed, as another program reports: {killed.text}")
@@ -779,6 +866,7 @@ def _by_single_sign(case: _Case) -> Diagnosis | None:
     unhealthy = case.line(SignKind.HEALTH_503)
     # Before an ordered shutdown, a single count without a token may have been a long step.
     fewest_stalls = 2 if case.ordered else 1
+    boots = life.booted and not life.ready
     stalled = any(stalls >= fewest_stalls for stalls in life.stalls.values())
     by_engine_alone = case.stop_asked is None and SignKind.SHUTDOWN not in life
     signs = (
@@ -791,10 +879,13 @@ def _by_single_sign(case: _Case) -> Diagnosis | None:
         (
             stalled or (life.waits > 1 and not case.ordered),
             (
-                "Where this log ends, requests or workers wait and no token comes: a hang, or "
+                "Where this log ends, workers wait and the boot does not go on: a hang, or one "
+                "very long step, such as a compilation."
+                if boots
+                else "Where this log ends, requests or workers wait and no token comes: a hang, or "
                 "one very long step."
             ),
-            Phase.REQUEST,
+            Phase.BOOT if boots else Phase.REQUEST,
         ),
         (
             SignKind.DRAINING in life and SignKind.CLOSED not in life and not terminated,
@@ -860,7 +951,7 @@ def _stopped(case: _Case) -> Diagnosis | None:
     cause, error = case.cause, life.first.get(SignKind.ERROR)
     if (
         cause is not None
-        and not _of_one_call(cause.raised)
+        and not _perhaps_of_one_call(cause.raised)
         and life.survived_until < cause.raised.first_line
     ):
         error = error or Sign(cause.raised.first_line, _named(cause))
@@ -956,7 +1047,7 @@ def _silence(case: _Case) -> Diagnosis:
             ),
             open_end=True,
         )
-    running = life.first.get(Meaning.RUNNING)
+    refused, running = map(life.first.get, (Meaning.UNREACHABLE, Meaning.RUNNING))
     after = running is not None and (last is None or last.number < running.line)
     if running is not None and after and life.ready and not _JUST_STARTED.search(running.text):
         return _lives(f"The engine works where its log ends, and it still runs: {running.text}")
@@ -977,6 +1068,8 @@ def _silence(case: _Case) -> Diagnosis:
     if last is not None:
         where = f" (line {line_in_file(last.number)}{', ' + last.stamp if last.stamp else ''})"
     why = f"{state} where this log ends{where}: it may run on, or have been killed"
+    if refused is not None and life.ready and last and last.number < refused.line:
+        why = f"{state} where this log ends{where}, and answers no more: {refused.text.rstrip('.')}"
     return replace(_undecided(f"{why}. {_LOOK}"), open_end=True)
 
 
@@ -992,6 +1085,7 @@ _RULES = (
     *(
         _refused,
         _by_kernel,
+        _by_signal,
         _last_words,
         _silent_end,
         _without_fatal_line,

@@ -14,7 +14,7 @@ from enum import StrEnum
 from vllm_repro_diagnosis.boot_facts import BootReader
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.log_text import Line
-from vllm_repro_diagnosis.outside import PROMPT, Meaning, names_server, report_of
+from vllm_repro_diagnosis.outside import COMMAND, PROMPT, Meaning, names_server, report_of
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
     ENGINE_CORES,
@@ -40,6 +40,8 @@ class SignKind(StrEnum):
     DUMP = "scheduler-dump"
     PEER_LOST = "peer-lost"  # torch's store of another rank does not answer
     PARENT_GONE = "parent-gone"  # a worker outlived the process that had started it
+    PROCESS_DIED = "process-died"  # another process than EngineCore or a worker is gone
+    INTERRUPTED = "interrupted"  # Ctrl-C on the server's terminal
     STOP_ASKED = "stop-asked"  # the API server logs a request to stop
     ENGINE_STOP_ASKED = "engine-stop-asked"  # EngineCore logs a request to stop
     WORKER_STOPPED = "worker-stopped"  # a worker logs that a signal ended it
@@ -63,7 +65,9 @@ _DEATHS = frozenset(
 
 AnySign = SignKind | Meaning
 """A sign that vLLM or the kernel logs, or the meaning of another program's report."""
-_REFUTED: set[AnySign] = {*Meaning, SignKind.PEER_LOST, SignKind.ERROR} - {Meaning.RUNNING}
+_REFUTED: set[AnySign] = {*(*Meaning, SignKind.PEER_LOST, SignKind.ERROR, SignKind.INTERRUPTED)} - {
+    Meaning.RUNNING
+}
 """Signs that an answer or a token refutes if it comes later."""
 _OTHERS = {*Meaning, SignKind.OOM_KILLED, SignKind.OOM_NAMED}
 """Lines of other programs than vLLM."""
@@ -124,12 +128,20 @@ _FATAL = (
     "Engine background task failed",
     "Engine iteration timed out.",
 )
+_WORKER = r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly"
+_DIED = r"(?:RuntimeError: |Exception occurred while running API servers: )?Process "
+# a signal that asks to stop is no death
+_WITH_CODE = r"(?:\(PID: \d+\) )?died(?! with exit code -(?:2|15)\b)"
 _WORDINGS: tuple[tuple[str, SignKind], ...] = (
     *((re.escape(start), kind) for start, kind in _STARTS),
-    (r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly", SignKind.WORKER_DIED),
+    (rf"{_WORKER} \(exit code: -(?:2|15)\)", SignKind.WORKER_STOPPED),
+    (_WORKER, SignKind.WORKER_DIED),
     # to 0.10, which ends the other workers with -15
     (r"Worker \S+ pid \d+ died, exit code: (?!-15\b)", SignKind.WORKER_DIED),
-    (r"Engine core proc \S+ died unexpectedly", SignKind.ENGINE_GONE),
+    (r"Engine core proc(?:ess)? \S+ died unexpectedly", SignKind.ENGINE_GONE),
+    (rf"{_DIED}(?:DP)?EngineCore\S* {_WITH_CODE}", SignKind.ENGINE_GONE),
+    (rf"{_DIED}\S+ {_WITH_CODE}", SignKind.PROCESS_DIED),
+    ("Received KeyboardInterrupt, shutting down API servers", SignKind.INTERRUPTED),
     (r"Error in .{0,80}stream\w* generator", SignKind.STREAM_FAILED),
     # Intel's driver, then Ray, UCX and Open MPI
     (r"Abort was called at \d+ line in file", SignKind.NATIVE_CRASH),
@@ -156,12 +168,17 @@ _ERROR = re.compile(
 )
 _PROGRAM_ENDED = re.compile(
     r"(?:\[W.*)?.*destroy_process_group\(\) was not called before program exit"
-    r"|.*resource_tracker: There appear to be|\s*Throughput: [\d.]+|(?:.*\s)?PASS(?:ED)?(?:\W|$)"
+    r"|.*resource_tracker: There appear to be|(\s*Throughput: [\d.]+|(?:.*\s)?PASS(?:ED)?(?:\W|$))"
 )
+"""The last lines of a program that uses vLLM. Group 1: also those of a client of a server."""
 _SIGN = re.compile("|".join(f"({wording})" for wording, _ in _WORDINGS))
 _ANY_SIGN = re.compile("|".join(wording for wording, _ in _WORDINGS))
 """The same without groups, which is three times as fast."""
 _ACCESS = re.compile(r'\S+ - "([A-Z]+) (\S+) HTTP/[\d.]+" (\d{3})\b')
+_STREAMS = re.compile(r"completions|messages|responses|generate|invocations|inference|audio")
+"""Paths of requests that may be answered with a stream."""
+_WITHOUT_ENGINE = re.compile(r"/(?:de)?(?:tokenize|render)\b")
+"""Paths of requests that the API server answers without the engine."""
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
 _FRAME = re.compile(r'File "[^"\n]+", line \d+')
 _CONNECTOR = re.compile(r"kv_connector['\"]?[=:] ?['\"](\w+)['\"]")
@@ -208,8 +225,9 @@ class ServerLife:
         self.first: dict[AnySign, Sign] = {}
         # the last line with a server's prefix
         self.last_line: Line | None = None
-        # the log has a server's first lines
+        # the log has a server's first lines, and the last of them
         self.booted = False
+        self.booted_at: float = 0
         # the server answered or counted requests, so it had booted
         self.served = False
         # a further node of the server, which has no API server
@@ -317,6 +335,14 @@ class ServerLife:
         """
         return self._answers[0] if len(self._answers) == _SURVIVED else 0
 
+    def ready_below(self, number: float) -> bool:
+        """Return True if the server was reported ready below this line."""
+        return SignKind.READY in self and self.first[SignKind.READY].line > number
+
+    def lives_below(self, number: float) -> bool:
+        """Return True if the server answered or counted tokens below this line."""
+        return self._alive > number
+
     @property
     def cut_inside(self) -> OpenTraceback | None:
         """Return the engine's traceback in which this log ends; None if the engine survived it.
@@ -398,7 +424,7 @@ class ServerLife:
             self.pids[line.pid] = line.process
             self._known.add(line.pid)
         if first_words := boot_marker(line):
-            self.booted = True
+            self.booted, self.booted_at = True, line.number
             self._begun[first_words] = line.raw
             self.api_pid = line.pid
             self.first.pop(SignKind.HEALTH_503, None)  # another server or a proxy answered before
@@ -410,13 +436,28 @@ class ServerLife:
             self.headless = True
         if not line.level and not line.process:
             self._keep_prose(text)
+        self._note_interrupt(line)
         if (kind := self._kind(line)) is not None and not (quoting and kind in _DEATHS):
+            if kind is Meaning.UNREACHABLE or (kind is Meaning.RUNNING and " 200" in text):
+                self.first.pop(Meaning.RUNNING, None)  # the last of these two counts
+                self.first.pop(Meaning.UNREACHABLE, None)
             # The first line of an ordered shutdown names its trigger; without it, the shutdown
             # began before this part of the log.
             earlier = kind is SignKind.STOP_ASKED and "triggered" not in text.strip()[:_TEXT]
             number = 0 if earlier else line.number
             words = line.raw if kind in _OTHERS else text  # with the name of the container
             self.first.setdefault(kind, Sign(number, words.strip()[:_TEXT], line.stamp))
+
+    def _note_interrupt(self, line: Line) -> None:
+        """Note Ctrl-C, unless a prompt follows: it ended a command such as `kubectl logs -f`."""
+        if "^C" in line.raw:
+            before, _, after = line.raw.partition("^C")
+            in_prefix = len(before) <= len(line.raw) - len(line.text)
+            if in_prefix and not PROMPT.match(after):
+                self.first.setdefault(SignKind.INTERRUPTED, Sign(line.number, "^C", line.stamp))
+        pressed = self.line_of(SignKind.INTERRUPTED)
+        if pressed is not None and line.number - pressed == 1 and PROMPT.match(line.text):
+            del self.first[SignKind.INTERRUPTED]
 
     def _is_environment(self, line: Line) -> bool:
         """Return True if the line is inside the output of vLLM's `collect_env`.
@@ -468,7 +509,11 @@ class ServerLife:
             self._of_program, bar = True, text.rpartition("Processed prompts:")[2]
             self.prompts_open = not bar.lstrip().startswith("100%")
         self._of_program |= line.source.startswith("llm.py:")
-        if not line.level and _PROGRAM_ENDED.match(text):
+        if (
+            not line.level
+            and (match := _PROGRAM_ENDED.match(text))
+            and not (match[1] and self.ready and not self._of_program)
+        ):
             self._of_program |= SignKind.ENGINE_STOP_ASKED in self
             return SignKind.PROGRAM_ENDED
         of_engine = line.process.startswith(("rank", *ENGINE_NAMES)) or text.startswith("[E")
@@ -513,6 +558,8 @@ class ServerLife:
         report = report_of(text)
         if report is None or self._of_server is False:
             return None
+        if report.reporter == COMMAND and not self.ready:
+            return None
         # a prompt over several lines may quote a report
         return None if report.meaning in _REFUTED and number < self._alive else report.meaning
 
@@ -523,14 +570,15 @@ class ServerLife:
         refutes.
         """
         health = path.startswith("/health")
-        if status[0] == "2" and (health or method == "POST"):
+        answer = method == "POST" and _WITHOUT_ENGINE.search(path) is None
+        if status[0] == "2" and (health or answer):
             self._answers.append(number)
             self.first.pop(SignKind.HEALTH_503, None)
             self._lives_at(number)
             while self._doubtful and self._doubtful[0].number < self.survived_until:
                 self._doubtful.popleft()
             if not health:
-                self.open = None
+                self.open = None if _STREAMS.search(path) else self.open
                 self.stalls.clear()
                 self.waits = 0
         if health:

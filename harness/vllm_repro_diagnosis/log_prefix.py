@@ -24,6 +24,7 @@ _STAMP = re.compile(
 )
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):|  File \"[^\"\n]+\", line \d+, in ")
 """The beginning of a line of a traceback, which has the prefix too if the log has nothing else."""
+_UVICORN = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL): {4,8}\S")
 _NO_PREFIX = re.compile(
     r".*(?:pid=\d|\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b|\[rank\d|\{|[:.] $)"
 )
@@ -61,18 +62,23 @@ class Prefixes:
             stamp = _STAMPED.search(raw, at, at + _LONGEST)
         elif ' File "' in raw or "Traceback (" in raw:
             stamp = _TRACEBACK.search(raw, at, at + _LONGEST)
+        elif ":     " in raw:
+            stamp = _UVICORN.search(raw, at, at + _LONGEST)
         else:
             return
         if stamp is None or (prefix := raw[at : stamp.start()]).isspace() or not prefix:
             return
-        if stamp.re is _TRACEBACK and _NO_PREFIX.match(prefix):
+        if stamp.re is not _STAMPED and _NO_PREFIX.match(prefix):
             return
         self._prefixed += 1
         pattern = _pattern(prefix)
         if pattern in self._patterns or len(self._seen) > _MANY * _MANY:
             return
         self._seen[pattern] += 1
-        if self._seen[pattern] >= _ENOUGH and len(self._patterns) < _MANY:
+        if (
+            self._seen[pattern] >= (1 if prefix == "| " else _ENOUGH)
+            and len(self._patterns) < _MANY
+        ):
             self._patterns[pattern] = re.compile(pattern)
 
     def learn_bare(self, count: int) -> None:

@@ -10,6 +10,7 @@ Reading is lazy and linear in the size of the log. A line is cut at `MAX_LINE` c
 
 from __future__ import annotations
 
+import ast
 import csv
 import html
 import io
@@ -32,6 +33,8 @@ _SAMPLE = 80
 """First lines that show whether the text is a table, or wrapped."""
 _COLUMNS = range(60, 401)
 """Widths of a terminal that wraps a log."""
+_FEW = 2
+"""Lines that may be indented as a part of a traceback; more of them are a block."""
 _FULL = 3
 """Lines of a terminal's width, without a record below them, before a text counts as wrapped."""
 _AHEAD = 400
@@ -103,8 +106,8 @@ _STAMP = re.compile(r"(?:\d{4}[-/]\d\d[-/]\d\d[T ]|[A-Z][a-z]{2} [ \d]\d |\b)\d\
 _COLLECTORS = (
     # a terminal's echo of Ctrl-C
     re.compile(r"(?:\^C)+"),
-    # a quotation in Markdown or a mail, and an exception in pytest's report
-    re.compile(r"(?:> ?)+|E(?: {3}|$)"),
+    # an exception in pytest's report
+    re.compile(r"E(?: {3}|$)"),
     # an indented block, or code in a sentence; without a prefix of vLLM behind it, indentation
     # belongs to the message
     re.compile(
@@ -123,8 +126,11 @@ _COLLECTORS = (
     ),
     # journald and syslog
     re.compile(
-        r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? \S{1,80} [\w./@-]{1,80}(?:\[\d+\])?: ?"
+        r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? (?!Process)\S{0,79}[^\s:] "
+        r"[\w./@-]{1,80}(?:\[\d+\])?: ?"
     ),
+    # `ts` of moreutils
+    re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? "),
     # an exception in pytest's report, as a CI stamps it
     re.compile(r"E {3,}"),
 )
@@ -197,8 +203,17 @@ _RECORD_KEYS = (
     "textPayload",
     "body",
     "Body",
+    "Content",
+    "original",
 )
-_INNER = ("attributes", "_source", "jsonPayload")
+_INNER = ("attributes", "_source", "jsonPayload", "event")
+_RECORD_IN_LINE = re.compile(
+    r"(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*(?: [+-]\d{4})?(?:\s[\w.-]{1,80}:?)?\s(?=\{\"))?"
+    r"(?=\{.|\[\{.)"
+)
+"""What may stand before a JSON record: nothing, or fluentd's time and tag."""
+_MARKS = re.compile(r"^(?:[>|] ?)+")
+"""Marks of a quotation in Markdown or a mail."""
 _FIELD = re.compile(rf'\s*"(?:{"|".join(_RECORD_KEYS)})": ("(?:[^"\\]|\\.)*"),?\s*')
 """A message in JSON that is printed over several lines."""
 
@@ -276,21 +291,47 @@ def _physical_lines(
     head = list(islice(lines, _SAMPLE))
     if head:
         head[0] = head[0].removeprefix("\ufeff")
-    every = enumerate(chain(head, lines), start=1)
-    if table := _table(head):
-        yield from _from_csv((line for _, line in every), *table)
-    elif head and head[0].strip() in ("[", "{") and any(map(_FIELD.fullmatch, head)):
-        for number, line in every:
-            if match := _FIELD.fullmatch(line):
-                yield number, json.loads(match[1])
-    else:
-        width = _width(head)
-        runs.off = width > 0
-        for number, line in _unwrapped(every, width) if width else every:
-            if line.startswith(("{", "[{")) and len(line) > 2:
-                yield from ((number + runs.lines, text) for text in _from_record(line))
-            else:
-                yield number + runs.lines, line
+    bars = sum(line.startswith("|") for line in head) * 2 > sum(map(bool, head))
+    marks = ">|" if bars else ">"
+    head = [_unmarked(line, marks) for line in head]
+    rest = (_unmarked(line, marks) for line in lines)
+    indents = [_indent(line) for line in head if line.strip()]
+    if len(indents) > _FEW and (indent := min(indents)):
+        head, rest = ([line[indent:] for line in head], (line[indent:] for line in rest))
+    every = enumerate(chain(head, rest), start=1)
+    tables = ((at, _table(head[at:])) for at in range(len(head)))
+    start, table = next((each for each in tables if each[1]), (0, None))
+    if table:
+        yield from islice(every, start)
+        rows = _from_csv((line for _, line in every), *table)
+        yield from ((number + start, text) for number, text in rows)
+        return
+    width = _width(head)
+    printed = any(line.strip() in ("[", "{") for line in head) and any(map(_FIELD.fullmatch, head))
+    only_records = printed and head[0].strip() in ("[", "{")
+    literals = not any(_BEGINS_RECORD.match(line) for line in head)
+    runs.off = width > 0
+    for number, line in _unwrapped(every, width) if width else every:
+        texts = [line]
+        if printed and (field := _FIELD.fullmatch(line)):
+            texts = [json.loads(field[1])]
+        elif only_records:
+            continue
+        elif "{" in line and (match := _RECORD_IN_LINE.match(line)):
+            texts = _from_record(line[match.end() :])
+        elif literals and line.lstrip("b").startswith(("'", '"')):
+            texts = _from_literal(line)
+        yield from ((number + runs.lines, text) for text in texts)
+
+
+def _indent(line: str) -> int:
+    """Return the number of blanks and tabs at the beginning of a line."""
+    return len(line) - len(line.lstrip(" \t"))
+
+
+def _unmarked(line: str, marks: str) -> str:
+    """Return a line without the marks of a quotation and without the end of Windows' lines."""
+    return (_MARKS.sub("", line, count=1) if line[:1] in marks else line).rstrip("\r")
 
 
 _BEGINS = re.compile(
@@ -299,6 +340,7 @@ _BEGINS = re.compile(
     r"|[│┃]| *(?:File \"|Traceback |[~^]{3})|(?:[a-z_]\w*\.)*[A-Z]\w+(?:Error|Exception)\b"
 )
 """The beginning of a record, a frame or an exception, which continues no wrapped line."""
+_BEGINS_RECORD = re.compile(r"\(\w+ pid=|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 _MOST_ROWS = 400
 """Most rows of a terminal that are joined into one line."""
 
@@ -350,12 +392,16 @@ def _split(pieces: Iterable[str | bytes]) -> Iterator[str]:
             start = end + 1
 
 
+_TITLE = re.compile(r"[\w@.-]+(?: [\w@.-]+){0,3}")
+
+
 def _table(head: list[str]) -> tuple[str, int] | None:
     """Return a table's delimiter and its column with the messages; None if it is no table."""
     for delimiter in ",;":
         _, titles = next(_rows(head[:1], delimiter), (0, []))
         column = next((at for at, title in enumerate(titles) if title in _RECORD_KEYS), None)
-        if column is not None and len(titles) > 1:
+        second = delimiter in "".join(head[1:2])
+        if column is not None and second and all(map(_TITLE.fullmatch, titles)):
             return delimiter, column
     return None
 
@@ -414,6 +460,33 @@ def _from_record(line: str) -> list[str]:
                 text = bytes(text).decode("utf-8", "replace")
             if isinstance(text, str):
                 return [*(_level(place) + text.rstrip("\r\n")).split("\n"), *_traceback(place)]
+    return _nested(record) or [line]
+
+
+def _nested(value: object) -> list[str]:
+    """Return the messages of records inside the answer of a log store, such as CloudWatch or Loki.
+
+    Empty without any. Loki's records are pairs of a time and a line.
+    """
+    if isinstance(value, dict):
+        return [text for inner in value.values() for text in _nested(inner)]
+    texts: list[str] = []
+    for item in value if isinstance(value, list) else ():
+        if isinstance(item, dict):
+            record = json.dumps(item)
+            texts += [text for text in _from_record(record) if text != record]
+        elif isinstance(item, list) and [type(part) for part in item[:2]] == [str, str]:
+            texts.append(item[1])
+    return texts
+
+
+def _from_literal(line: str) -> list[str]:
+    """Return the lines in a string that Python or jq printed; the line itself if it is none."""
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        text = ast.literal_eval(line.strip())
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        if isinstance(text, str):
+            return text.split("\n")
     return [line]
 
 

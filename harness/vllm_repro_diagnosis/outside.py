@@ -20,6 +20,7 @@ class Meaning(StrEnum):
     TROUBLE = "trouble"  # its device, node or probe failed, which may have ended it
     EXITED = "exited"  # it ended, and the report does not state why
     UNSURE = "unsure"  # something ended that may be the server, by a name that tells nothing
+    UNREACHABLE = "unreachable"  # a client gets no answer
     RUNNING = "running"  # it runs, or answers
 
 
@@ -44,9 +45,15 @@ _SIGNAL = (
     r"(?i:^(?=.*\b(?:killed|terminated|exited|died|dumped|interrupted|finished|received)\b)"
     r".*?(?:\bSIG|\bsignal[\s:=(\[<]{1,3}(?:SIG)?|\bcode=(?:killed|dumped), status=))"
 )
+_TRANSLATED = (
+    "已杀死|已殺死|已砍掉|段错误|程式記憶體區段錯誤|已放弃|总线错误|強制終了|セグメンテーション違反"
+    "|Getötet|Speicherzugriffsfehler|Processus arrêté|Erreur de segmentation|Убито"
+    "|Ошибка сегментирования|Violación de segmento|죽었음"
+)
+"""A shell's words for a deadly signal in Chinese, Japanese, German, French, Russian and others."""
 _DEADLY = (
     r"(?:Out Of Memory|Killed|Aborted|Bus error|Illegal instruction|Floating point exception"
-    r"|Segmentation fault)(?: \(core dumped\))?"
+    rf"|Segmentation fault|{_TRANSLATED})(?: ?[(（][^()（）]{{1,20}}[)）])?"
 )
 _CONTRAST = (
     "but|yet|however|although|though|while|whereas|except|despite|instead|until|unless|not|no|never"
@@ -59,6 +66,8 @@ _CONTRAST = (
 )
 """Words of a sentence that states more than that a server runs on now, or does not state it."""
 _OURS = r"(?:vllm|python|pt_main|ray|VLLM)[\w:. -]*"
+COMMAND = "command"
+"""Reporter of a command that stops a server; above a log it may stop an earlier one."""
 _ROWS: tuple[tuple[str, Meaning, str], ...] = (
     ("exit status", Meaning.KILLED, rf"{_EXIT}(?:13[245679]|-(?:[46-9]|11))(?!\d|\.\d)"),
     ("exit status", Meaning.ENDED, rf"{_EXIT}(?:124|129|130|131|143|-(?:[123]|15))(?!\d|\.\d)"),
@@ -87,7 +96,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         Meaning.ENDED,
         (
             r"^(?:\S+: line \d+: +\d+ |\S*sh: |\[\d+\]\s*[+-]?\s*(?:\d+\s+)?)?"
-            r"(?:[Tt]erminated|[Hh]angup)(?:\s{2,}.*)?$"
+            r"(?:[Tt]erminated|[Hh]angup|已终止|已終止|Beendet)(?:\s{2,}.*)?$"
         ),
     ),
     (
@@ -126,7 +135,17 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
             r"|system (?:is going|will) .*(?:down|boot)"
         ),
     ),
+    (
+        COMMAND,
+        Meaning.ENDED,
+        (
+            r"\b(?:kubectl delete|docker(?: compose)? (?:stop|down)|systemctl (?:stop|restart)"
+            r"|scancel|ray stop)\b|^pod \"\S+\" deleted|^Stopped all \d+ Ray"
+            r"|^(?:[$#%❯]|\S+@\S+[$#]) (?:sudo )?(?:p?kill|killall) "
+        ),
+    ),
     ("systemd", Meaning.EXITED, r": Main process exited, code=|Failed with result 'exit-code'"),
+    ("supervisord", Meaning.EXITED, r"\bFATAL\s+Exited too quickly|\bBACKOFF\s+Exited too"),
     (
         "Slurm",
         Meaning.KILLED,
@@ -196,7 +215,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         (
             r"[Cc]ontainer killed due to memory usage|(?i:memory limit of .{1,40} exceeded)"
             r"|(?i:gone over (?:the )?memory limit|memory usage exceeded)"
-            r"|using too much memory and was terminated"
+            r"|using too much memory and was terminated|crashed after using all available RAM"
         ),
     ),
     (
@@ -206,13 +225,15 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
             r"(?i)\b(?:spot|preemptible) .{0,40}\b(?:interrupt|terminat|preempt|reclaim|evict)\w*"
             r"|\b(?:instance|machine|node|vm) .{0,40}\b(?:terminated|preempted|reclaimed)"
             r"|failed (?:ELB|container|load balancer) health checks|\btask stopped by\b"
+            r"|\bthe (?:operation|job|run) was cancell?ed"
+            r"|\brunner has received a shutdown signal"
         ),
     ),
     ("cloud", Meaning.EXITED, r"\bEssential container in task exited\b"),
     (
         "NVIDIA driver",
         Meaning.TROUBLE,
-        r"\bNVRM: (?:Xid|GPU .*fallen off the bus)|\bSXid\b|\bGPU .{0,60}fallen off the bus",
+        r"\bNVRM: (?:Xid|GPU .*fallen off the bus)|\bSXid\b|\bGPU (?:is lost|.{0,60}off the bus)",
     ),
     (
         "kernel",
@@ -220,6 +241,16 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         (
             r"\binvoked oom-killer\b|\bamdgpu\b.*(?:reset|timeout|fault)|\bKernel panic\b"
             r"|\bsoft lockup\b|\[Hardware Error\]|\bsystemd-shutdown\b"
+        ),
+    ),
+    (
+        "client",
+        Meaning.UNREACHABLE,
+        (
+            r"^curl: \((?:7|28|52|56)\)|^(?:< ?)?HTTP/[\d.]+ 50[234]\b"
+            r"|^(?!\[|.*NCCL).*(?i:connection ?refused)"
+            r"|(?i:\bnothing (?:answers|responds|listens)|\bno longer (?:answer|respond|reachable)"
+            r"|\bstop(?:s|ped) (?:answer|respond)ing)"
         ),
     ),
     (
@@ -255,13 +286,15 @@ _TABLE = tuple(
 )
 # Cheap words first: nearly every line has none.
 _WORDS = re.compile(
-    r"(?i:kill|exit|oom|sig(?:nal|term|kill)|terminat|abort|core.dump|dumped core|segfault"
+    rf"(?i:{_TRANSLATED}|已终止|已終止|beendet|kill|exit|oom|sig(?:nal|term|kill)|terminat|abort"
+    r"|core.dump|dumped core|segfault"
     r"|segmentation|out of memory|illegal inst|bus error|cancel|evict|probe|preempt"
     r"|xid|off the bus|died|dead|memory"
     r"|back-?off|time limit|longer than|interrupted|health check|stopp|timed out|timeout|hangup"
     r"|reset|panic|lockup|hardware|shutdown|running|still|keeps| up |http/|error|lost|notready"
     r"|low on resource|deletion|floating|trap|protection|system|TERM_|pbs|reclaim|spot|out_of_me"
-    r"|node_fail)"
+    r"|node_fail|kubectl d|docker |systemctl|\w. deleted|^curl: |ray stop"
+    r"|refused|answer|respon|nothing|all available RAM)"
 )
 _OTHER_UNIT = re.compile(r"(?i)(?!\S*vllm)\S+\.service: ")
 """A unit of another name may be another program."""
@@ -273,6 +306,11 @@ _PAST = re.compile(
     r"|if (?:the|it|you|we|I)\b)"
 )
 """Words of a sentence about another time, or about what did not happen."""
+_ADDRESS = re.compile(
+    r"(?:host=['\"]|\b(?:to|reach) |//)(?!localhost|127\.|0\.0\.)([A-Za-z][\w-]*\.?[\w.-]*)"
+    r"(?:', port=|:| port )(?!8\d{3}\b)\d"
+)
+"""The address of a server in an error of a client, unless it is local or has a port like 8000."""
 _GUESSES = re.compile(r"There are some potential root causes|Some common causes include")
 """The beginning of Ray's list of possible causes, none of which it knows."""
 _LONGEST = 600
@@ -283,7 +321,8 @@ def report_of(text: str) -> Report | None:
     """Return what another program reports of the server in a line without vLLM's prefix, or None.
 
     None if the line reports nothing, is about the past, or names a program that is known not to be
-    the server. The meaning is `UNSURE` if the name is unknown. A report of trouble always counts.
+    the server. The meaning is `UNSURE` if the name is unknown. A report of trouble or of no answer
+    always counts.
     """
     if len(text) > _LONGEST or _WORDS.search(text) is None:
         return None
@@ -291,6 +330,9 @@ def report_of(text: str) -> Report | None:
     report = next((known for known, wordings in _TABLE if wordings.search(text)), None)
     if report is None or report.meaning is Meaning.TROUBLE:
         return report
+    if report.meaning is Meaning.UNREACHABLE:
+        address = _ADDRESS.search(text)
+        return report if address is None or _is_server(address[1]) else None
     named = of_other_program(text)
     if _PAST.search(text) or (named and (report.meaning is Meaning.RUNNING or _OTHER.search(text))):
         return None
@@ -337,7 +379,8 @@ _NAMES = re.compile(
     r"|^make\S* \*\*\* \[(?:\S+:\d+: )?([\w-]+)\]"
     # process managers
     r"|\bApp \[([^\]:]+)|\b(?:exited|stopped|spawned): ([\w.-]+)"
-    r"|^([\w:.@-]+)\s+(?:RUNNING|EXITED|STOPPED|FATAL)\s|(?:^|\bStopp(?:ing|ed) )(\S+)\.service\b"
+    r"|^([\w:.@-]+)\s+(?:RUNNING|EXITED|STOPPED|FATAL|BACKOFF)\s"
+    r"|(?:^|\bStopp(?:ing|ed) )(\S+)\.service\b"
     # a pod, a job of Slurm, events and tables of containers
     r"|(?:^|\s)(?:pod/)?([a-z][\w.-]*)\s+\d+/\d+\s"
     r"|^\d+(?:[._]\w+)?\s+(\S+)\s.*\b(?:OUT_OF_ME|TIMEOUT|PREEMPTED|NODE_FAIL|CANCELLED)"

@@ -12,7 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from vllm_repro_diagnosis.canonical import squeeze
-from vllm_repro_diagnosis.engine_code import CLEANUP, LOOPS, TEARDOWN, leaves_the_engine
+from vllm_repro_diagnosis.engine_code import (
+    CLEANUP,
+    LOOPS,
+    TEARDOWN,
+    leaves_the_engine,
+    of_one_call,
+)
 from vllm_repro_diagnosis.tracebacks import ENGINE_NAMES, Frame, Raised, bare_name, is_core
 
 
@@ -68,6 +74,13 @@ class Root:
     def of_unknown_cause(self) -> bool:
         """Return True if it only reports that a process failed, without its exception."""
         return _empty_wrapper(self.raised)
+
+    @property
+    def caught(self) -> bool:
+        """Return True if code of vLLM caught it and logged it below a line of its own."""
+        headline = self.printed.headline
+        reports = ("Traceback", *_ENGINE_RECORDS, *_LAST_WORDS)
+        return bool(self.printed.level and headline) and not headline.startswith(reports)
 
     @property
     def of_consequence(self) -> bool:
@@ -147,7 +160,11 @@ def find_root(raised: Sequence[Raised], *, paste: bool = False, survived: float 
     told = [each for each in candidates if not _by_torch(each)]
     if not told:
         return None
-    late = [each for each in told if each.first_line > survived and each.frames]
+    late = [
+        each
+        for each in told
+        if each.first_line > survived and each.frames and not of_one_call(each)
+    ]
     main = _starting_exception([each for each in late if not _of_termination(each)] or told)
     fresh = [each for each in told if each is main or _is_fresh(each, survived)]
     root = _behind_wrapper(main, candidates, fresh)
@@ -180,12 +197,18 @@ def _starting_exception(candidates: Sequence[Raised]) -> Raised:
     """Return the exception at which the search for the root begins.
 
     It is the first below a line such as "EngineCore encountered a fatal error.". Else it is the
-    first with frames, else any, that is not only printed because a process ended; else the first
-    of all. candidates: at least one.
+    first that left the engine's step or boot, else with frames, else any, that is not only printed
+    because a process ended; else the first of all. candidates: at least one.
     """
+
+    def telling(each: Raised) -> bool:
+        """Return True if it has frames and is not only printed because a process ended."""
+        return bool(each.frames) and not _of_termination(each) and not _empty_wrapper(each)
+
     preferences: tuple[Callable[[Raised], bool], ...] = (
         lambda each: each.headline in _LAST_WORDS,
-        lambda each: bool(each.frames) and not _of_termination(each) and not _empty_wrapper(each),
+        lambda each: leaves_the_engine(each) and telling(each),
+        telling,
         lambda each: not _of_termination(each),
     )
     for preferred in preferences:
