@@ -73,6 +73,7 @@ _IDS = re.compile(
 )
 _FAILED = re.compile(r"\b500\b|Internal Server Error")
 _NAMED_FUNCTION = re.compile(r"\b[\w/]+\.py:(?:\d+:)?([A-Za-z_]\w+)\b")
+_SENSES = {True: "also has the bug", False: "works, or is older", None: "also named"}
 _SIZES = {
     16: "T4, RTX 5080",
     24: "L4, A10, A10G, A30, RTX 3090, RTX 4090",
@@ -361,7 +362,7 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
 
     version: the release of --vllm, or "". newest: for a text that names none.
     """
-    stated = next((release for release in facts.versions if not release.other), None)
+    stated = next((release for release in facts.versions if release.has_it is not False), None)
     if version:
         made.guess(
             "the release of --vllm, taken for a bad one",
@@ -379,9 +380,7 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
                 "",
             )
     for other in [release for release in facts.versions if release is not stated][:4]:
-        made.guess(
-            f"{'works, or is older' if other.other else 'also named'}: {other.value}", other.words
-        )
+        made.guess(f"{_SENSES[other.has_it]}: {other.value}", other.words)
     made.release = version or (stated.value if stated else newest)
     made.put("status", made.file.call("Status", bad=f"=={made.release}"))
     made.put("try_with", made.release)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -33,8 +33,8 @@ class Stated:
 
     value: str
     words: str
-    # a release that the text names as one that works, or as one that was upgraded from
-    other: bool = False
+    # of a release: True if the text says that it has the bug, False if it works or is older
+    has_it: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,20 +134,46 @@ _LAST_OF_RANGE = re.compile(
     rf"(?ai)(?<![\w.])v?0\.[1-9]\d?\.\d{{1,2}}{_PRE}"
     rf" ?(?:~|～|-|–|—|/|\.\.+|,|&|to|through|and|or|until|至|到) ?{_RELEASE}"
 )
-_NOT_THIS_ONE = re.compile(
-    r"(?i)\b(?:from|work(?:s|ed|ing)|fine|ok|good|ran|lives|did not|not in|until|up to|before)"
-    r" (?:\S+ ){0,6}v?$"
+_SOURCE = re.compile(r"(?i)\b(?:install\w*|built|pulled|wheels?|image) from \S+ ")
+"""Words after `from` that are no sign of an older release: "installed from PyPI"."""
+_OLDER = re.compile(r"(?i)(?<!starting )(?<!start )\b(?:from|until|up to|before|prior to|not (?:in|on|with)) v?$")
+_LACKS = (
+    r"(?:works?|worked|working|(?<!the )(?:fine|ok(?:ay)?|good)|stable|pass(?:es|ed)?|unaffected"
+    r"|surviv\w+|lives|ran|runs|accepted|serves|has no|has it not|goes away|gone|(?<!re)solve[sd]?"
+    r"|resolve[sd]?|fix(?:es|ed)?|avoid(?:s|ed)?|helps|downgrad\w+|revert\w+|roll\w+ back)"
 )
-_SOURCE = re.compile(
-    r"(?i)\bfrom \S+ (?=to v?$)|\b(?:install\w*|built|pulled|wheels?|image) from \S+ "
+_SHOWS = (
+    r"(?:crash\w*|die[sd]?|dead|fail\w*|broken?|breaks|bad|hang(?:s|ing)?|affected|bug(?:gy)?|since"
+    r"|regress\w*|(?:first )?seen|introduced|start(?:s|ed|ing) (?:with|in|from)|errors?|segfaults?"
+    r"|reproduc(?:es?|ed|ible)|same (?:crash|issue|error|problem|bug)|happens?|occurs?|wrong"
+    r"|garbage|happened|occurred|triggers?|(?:has|have|had) (?:it|this|the (?:bug|issue|problem)))"
 )
-"""Words after `from` that are no bad sign: "upgraded from A to B", "installed from PyPI"."""
-_GOOD = re.compile(
-    r"(?i)(?:(?!crash|die|fail|hang|but |while |and |0\.\d)[^\n.;,]){0,30}?(?:\b(?:works?|worked"
-    r"|fine|ok(?:ay)?|good|unaffected|not affected|accepted|has it not|has no)\b|没有|正常"
-    r"|\b(?:does|did|do|has|have|is)(?: not|n'?t) (?!work|start|help|boot|run|serve|load))"
+_NOT = r"(?:\b(?:not|never|without|cannot|no longer|no)|n[\u2019']?t) (?:(?:yet|be|been|any) )?"
+_OUTCOME = re.compile(
+    rf"(?i)(?P<lacks>{_NOT}(?:{_SHOWS}|(?:such |more )?(?:problem|issue)s?)(?!\w)"
+    r"|没有|不会|正常|✅|✔)"
+    rf"|(?P<shows>{_NOT}(?:{_LACKS}|help|boot|start|run|serve|load|answer|respond)(?!\w)"
+    r"|崩溃|报错|卡死|❌|✗)"
+    rf"|(?<![\w-])(?:(?P<good>{_LACKS})|(?P<bad>{_SHOWS}))(?![\w-])"
 )
-"""Words after a release that works."""
+"""What a release, or a GPU, does: it has the bug, or it has not."""
+_BAD = ("shows", "bad")
+_END = re.compile(r"(?i)\n|[.;!?]\s|[。；]|,? (?:but|while|whereas|however)\b")
+_LIST = r"(?:(?:\s?(?:[,/&~～–—-]|and|or|to|through)\s?)+v?0\.\d+(?:\.\d+\w*)?)*"
+_BEFORE_NEXT = r"(?i)v?0\.\d[\w.]*\s?(?:,|and\b|or\b)"
+_BESIDE = re.compile(
+    r"(?i)(?:[\s|:：()*`=→>+–—-]|\b(?:is|was|are|were|ha[sd]|have|both|all|still|also|it|do(?:es)?|did)\b)*"
+    rf"(?:{_OUTCOME.pattern.removeprefix('(?i)')})"
+    r"(?!\W{1,3}(?:(?:in|on|with|since|from) )?v?0\.\d)"
+)
+"""An outcome beside a release: `0.21.0 (good)`, `| 0.21.0 | ok |`. A label of the next is none."""
+_UNDER = re.compile(r"(?i)--|\d\.\d|\b(?:with(?:out)?|if|when|unless|using|on)\b|=")
+"""Words of a condition, between a release and its outcome."""
+_IN_LIST = re.compile(
+    r"(?ai)(?:(?<=[\n|(:,;/~&–])|(?<=[-*•|(:,;/~&–.!?] )|\b(?:and|or|to|both|tested|tried"
+    rf"|{_LACKS}|{_SHOWS}) )[`*\"]*{_RELEASE}"
+)
+"""A release in a list, a cell or beside an outcome, of which the text states what it does."""
 _PRODUCT = re.compile(
     r"(?ai)(?P<ours>\bv?LLM(?:-openai)?(?![\w-]))|flashinfer|transformers|triton|torch|nixl|lmcache"
     r"|compress|xgrammar|deepgemm|cuda|driver|llm-d|chart|helm|operator|stack|aibrix|kserve|\bray\b"
@@ -398,25 +424,61 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Stat
     stated = [Stated(logged, "")] if logged and re.search(form + re.escape(logged), text) else []
     matches = [match for rx in _VERSIONS for match in rx.finditer(text)]
     matches += [match for rx in (_TITLE_VERSION, _BARE_VERSION) for match in rx.finditer(title)]
-    matches += [match for rx in (_BARE_VERSION, _LAST_OF_RANGE) for match in rx.finditer(text)]
+    told = f"{text}\n{_columns(text)}\n"
+    bare = [match for rx in (_BARE_VERSION, _LAST_OF_RANGE) for match in rx.finditer(text)]
+    bare += [match for match in _IN_LIST.finditer(told) if shows(match) is not None]
+    stated += _stated([*matches, *sorted(bare, key=lambda each: each.start("version"))], logged)
+    senses = {
+        each.value: {other.has_it for other in stated if other.value == each.value}
+        for each in stated
+    }
     # The release from which it was upgraded, or in which it works, comes last.
-    for match in sorted(matches, key=lambda each: (_is_another(each), "dev" in each["version"])):
+    clean = {value for value, known in senses.items() if False in known and True not in known}
+    if not any(True in known for known in senses.values()):
+        clean -= {logged}
+    seen: set[str] = set()
+    for release in sorted(
+        stated, key=lambda each: (each.value in clean, "dev" in each.value and each.value != logged)
+    ):
+        with suppress(InvalidVersion):
+            version = str(Version(release.value))
+            if version not in seen and not any(each.startswith(f"{version}+") for each in seen):
+                seen.add(version)
+                has_it = release.value not in clean and (True in senses[release.value] or None)
+                yield Stated(version, release.words, has_it)
+
+
+def _stated(matches: Iterable[re.Match[str]], logged: str) -> Iterator[Stated]:
+    """Yield the releases of vLLM among matches, with the words around each.
+
+    logged: the release of the log, which needs no words.
+    """
+    for match in matches:
         if not _is_of_other_product(match):
             words = (
                 match.string[: match.end()][-60:].rpartition("\n")[2]
                 + re.split(r"\n|(?<=[.;!?])\s(?=[A-Z])", match.string[match.end() :][:60])[0]
             )
             version = match["version"].rstrip(".").replace(" ", "")
-            stated.append(
-                Stated(version, shortened(words) if version != logged else "", _is_another(match))
-            )
-    seen: set[str] = set()
-    for release in stated:
-        with suppress(InvalidVersion):
-            version = str(Version(release.value))
-            if version not in seen and not any(each.startswith(f"{version}+") for each in seen):
-                seen.add(version)
-                yield Stated(version, release.words, release.other)
+            yield Stated(version, shortened(words) if version != logged else "", shows(match))
+
+
+def _columns(text: str) -> str:
+    """Return `release: cell` lines of the tables whose head has releases."""
+    lines: list[str] = []
+    head: list[str] = []
+    for line in text.split("\n"):
+        cells = [cell.strip(" *`") for cell in line.split("|")] if "|" in line else []
+        if (
+            sum(re.fullmatch(r"(?i)(?:vllm )?v?0\.\d+\.\d+\S*", cell) is not None for cell in cells)
+            > 1
+        ):
+            head = cells
+        elif len(cells) == len(head):
+            lines += [f"{name}: {cell}" for name, cell in zip(head, cells, strict=True) if cell]
+        else:
+            head = []
+    return "\n".join(lines)
 
 
 def _is_of_other_product(match: re.Match[str]) -> bool:
@@ -439,12 +501,30 @@ def _is_of_other_product(match: re.Match[str]) -> bool:
     )
 
 
-def _is_another(match: re.Match[str]) -> bool:
-    """Return True if the words around a release say that it works or was upgraded from."""
-    clauses = re.split(r"[.;\n]\s|,| but | and ", match.string[: match.start("version")][-80:])
-    return bool(
-        _NOT_THIS_ONE.search(_SOURCE.sub("", clauses[-1])) or _GOOD.match(match.string, match.end())
-    )
+def shows(match: re.Match[str]) -> bool | None:
+    """Return True if the words around a release or a GPU say that it has the bug, False if not.
+
+    None without such words.
+    """
+    at, end = match.span("version" if "version" in match.re.groupindex else "kind")
+    before = _END.split(_SOURCE.sub("", match.string[:at][-160:]))[-1]
+    after = _END.split(match.string[at : end + 80].rstrip("."), maxsplit=1)[0][end - at :]
+    after = re.sub(rf"\A{_LIST}", "", after)
+    if re.match(r"\s*\|", before):  # a row with several results
+        outcomes = {each.lastgroup in _BAD for each in _OUTCOME.finditer(after)}
+        return max(outcomes, default=None)
+    outcome = _BESIDE.match(after)
+    if outcome is None and _OLDER.search(before) and not re.match(r" on(?:wards?)?\b|\+", after):
+        return False
+    if outcome is None and (labels := [*_OUTCOME.finditer(before)]):
+        between = re.sub(_BEFORE_NEXT, "", before[labels[-1].end() :])
+        outcome = None if re.search(r"--|=|[,、]| and ", between) else labels[-1]
+    if outcome is None:
+        outcome = _OUTCOME.search(after)
+        if outcome is None or _UNDER.search(after[: outcome.start()]):
+            return None
+    shown = outcome.lastgroup in _BAD
+    return None if not shown and re.match(r"[^\n.;!]*\?", match.string[end : end + 80]) else shown
 
 
 def _model(text: str) -> Stated | None:
@@ -472,7 +552,8 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Stated | None:
     """Return count, kind and memory of the GPUs as the text states them; None if it states none."""
     if diagnosis.evidence is Evidence.CPU:
         return None
-    named = next((match for rx in _GPUS if (match := rx.search(text))), None)
+    matches = (match for rx in _GPUS for match in rx.finditer(text) if shows(match) is not False)
+    named = next(matches, None)
     if named is None:
         match = _GPU_COUNT.search(text)
         return Stated(f"{_count(match)} x GPU", shortened(match[0])) if match else None

@@ -293,6 +293,38 @@ PROSE = {
         ("vllm installed from wheel 0.24.0", "==0.24.0", "works, or is older"),
         ("Run 0.25.0. Setting VLLM_A=1 helps.", "GAP: not read: “Setting VLLM_A=1 helps.”", ""),
     ],
+    "lists of releases": [
+        *(
+            (f"It dies.\n\n{text}", 'bad="==0.24.0";works, or is older: 0.23.0', "")
+            for text in (
+                "Works: 0.22.2, 0.23.0\nBroken: 0.24.0, 0.24.1",
+                "**Good versions**: v0.22.2 / v0.23.0\n\n**Bad**: v0.24.0",
+                "Last good: 0.23.0, first bad: 0.24.0.",
+                "I tested 0.22.2 (good), 0.23.0 (good) and 0.24.0 (bad).",
+                "- 0.23.0: works\n- 0.24.0: crashes\n- 0.24.1: crashes",
+                "0.23.0 – OK; 0.24.0 – crash",
+                "Not affected: 0.22.2 and 0.23.0. Affected: 0.24.0 to 0.24.1.",
+                "| 0.23.0 | ok |\n| 0.24.0 | crash |",
+                "| 0.23.0 | ok | ok |\n| 0.24.0 | ok | crash |",
+                "| | 0.23.0 | 0.24.0 |\n|---|---|---|\n| x | ok | crash |",
+                "0.23.0 ✅, 0.24.0 ❌",
+                "First seen in 0.24.0. Good: 0.22.0/0.23.0.",
+                "Regression since 0.24.0, which is not in 0.23.0.",
+                "Downgrading to 0.23.0 solves it. We run v0.24.0.",
+                "0.24.0 and 0.24.1 do not work. 0.23.0 does not crash.",
+                "It is on 0.24.0, 0.24.1 and 0.25.0, but not on 0.23.0.",
+                "I see it with 0.24.0 (0.23.0 had no such problem).",
+                "It hangs with 0.24.0. 0.23.0 没有问题。",
+            )
+        ),
+        ("It dies. Broken in 0.24.0–0.26.0.", "==0.24.0;also has the bug: 0.26.0", "older"),
+        ("Upgrading from 0.24.0 to 0.25.0 did not help.", "==0.25.0", "older: 0.25"),
+        ("With 0.24.0 and --enforce-eager it works.", "==0.24.0", "older: 0.24"),
+        ("Is it fixed in 0.25.0? I use vllm 0.24.0. It dies.", "==0.24.0", "older: 0.25.0"),
+        ("flash-attn 0.3.1 works. vLLM 0.24.0 dies.", "==0.24.0", "older: 0.3.1"),
+        ("It dies. Not reproducible on A100, only on H100.", "reported on H100", "reported on A"),
+        ("Works on L40S. On 2x H200 it dies.", "reported on 2 x H200", "reported on L"),
+    ],
     "results": [
         ("It never crashes, but answers are wrong.", "errs)", "dies)"),
         ("It does not answer; I kill -9 it.", "by the words of the text;hangs)", "dies)"),
