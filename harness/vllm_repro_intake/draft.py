@@ -30,7 +30,7 @@ from vllm_repro_diagnosis.diagnosis import Phase
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.signature import How, Signature, compare
 from vllm_repro_intake.commands import least_likely_last, rendered
-from vllm_repro_intake.facts import Facts, parallel
+from vllm_repro_intake.facts import Facts, Used, parallel
 from vllm_repro_intake.requests import folded
 from vllm_repro_intake.text import shortened, statements
 from vllm_repro_intake.unread import SENDS, unread
@@ -132,6 +132,8 @@ class Draft:
     # values, comments, and numbers that stand for what is not stated
     values: list[str] = field(default_factory=list)
     quoted: list[str] = field(default_factory=list)
+    # parts of sentences, and the words of them that were read
+    used: list[Used] = field(default_factory=list)
     made_up: set[str] = field(default_factory=set)
 
     def gap(self, what: str) -> None:
@@ -139,17 +141,25 @@ class Draft:
         self.gaps.append(what)
         self._comment(f"GAP: {what}")
 
-    def guess(self, what: str, words: str) -> None:
-        """Add a comment on a guess, with the words of the text that it is from, or ""."""
+    def guess(self, what: str, words: str, used: Sequence[Used] | None = None) -> None:
+        """Add a comment on a guess, with the words of the text that it is from, or "".
+
+        used: what was read of these words; None if all was.
+        """
         self.guesses.append(f"{what}: “{words}”" if words else what)
         self._comment(self.guesses[-1])
+        if used is not None:
+            self.quoted[-1] = what
+            self.used += used
 
     def put(self, name: str, value: Any) -> None:
         """Write a field of the scenario file; keep its value to find what was not read."""
         self.file.put(name, value)
         # A known model's shape is not of the text.
         # Nor are the numbers of the title read.
-        self.values.append("" if name in {"model", "title"} else literal(value))
+        text = "" if name in {"model", "title"} else literal(value)
+        # Of the comments on arms only a part was read.
+        self.values.append(re.sub(r"(?m)^\s*# “.*$", "", text) if name == "arms" else text)
 
     def _comment(self, text: str) -> None:
         """Write a comment to the file, shortened, and keep it in `quoted`."""
@@ -205,7 +215,9 @@ def draft(
     made.values += [facts.issue, command.model or "", str(facts.shape)]
     # Of requests with a body the text has a line that sends it.
     sent = [request for request in facts.requests if request.body is not None]
-    for part in unread(facts.blocks, made.values, made.quoted, made.made_up, len(sent), title):
+    for part in unread(
+        facts.blocks, made.values, made.quoted, made.used, made.made_up, len(sent), title
+    ):
         made.gap(f"not read: “{part}”")
     made.text = made.file.text(
         f"{title.rstrip('.…')}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not"
@@ -225,7 +237,7 @@ def _put_command(
     if not facts.commands:
         made.gap("no command was read: the model alone is taken from the text")
     elif how := facts.commands[0].how:
-        made.guess(f"the command is from {how}", facts.commands[0].words)
+        made.guess(f"the command is from {how}", facts.commands[0].words, ())
     for argument in facts.commands[0].unread if facts.commands else ():
         made.gap(
             f"the variable {argument[1:]} has no stated value: left out"
@@ -290,7 +302,7 @@ def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collect
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
         if facts.model is not None:
             name = facts.model.value
-            made.guess("the public model", facts.model.words)
+            made.guess("the public model", facts.model.words, facts.model.used)
         else:
             made.gap(f"the public name of the served model {shortened(name, 60)!r} is not stated")
             name = "unknown/unknown"
@@ -322,7 +334,7 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
     count = 0 if on_cpu else parallel(command)
     needs = {"gpus": count}
     if facts.gpus is not None and count:
-        made.guess(f"reported on {facts.gpus.value}", facts.gpus.words)
+        made.guess(f"reported on {facts.gpus.value}", facts.gpus.words, facts.gpus.used)
         stated = re.search(r" of (\d+) GB$", facts.gpus.value)
         known = (
             size
@@ -371,8 +383,9 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
     elif stated is None:
         made.gap(f"the release is not stated: {newest} is only the newest one")
     else:
+        made.used += stated.used
         if stated.words:
-            made.guess("the release", stated.words)
+            made.guess("the release", stated.words, ())
         if re.search(r"dev|rc|\+", stated.value):
             made.guess(
                 f"{stated.value} is a build between releases: --vllm names a release to try"
@@ -380,7 +393,7 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
                 "",
             )
     for other in [release for release in facts.versions if release is not stated][:4]:
-        made.guess(f"{_SENSES[other.has_it]}: {other.value}", other.words)
+        made.guess(f"{_SENSES[other.has_it]}: {other.value}", other.words, other.used)
     made.release = version or (stated.value if stated else newest)
     made.put("status", made.file.call("Status", bad=f"=={made.release}"))
     made.put("try_with", made.release)
@@ -434,6 +447,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                 f"prompts of {'-'.join(map(str, request.sizes))} tokens"
                 f"{f', {request.at_once} at once' if request.at_once else ''}",
                 request.words,
+                [(request.words, request.used)],
             )
             if request.spread and request.at_once < 2:
                 made.gap(
@@ -458,13 +472,18 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                 f"left out, as it exceeds --max-model-len {limit}: a prompt of {request.tokens:,}"
                 " tokens",
                 request.words,
+                [(request.words, request.used)],
             )
             continue
         else:
             if not request.beside or not steps:
                 for name in _FIELD_IN_PROSE.findall(request.words):
                     made.gap(f"request {at}: the field {name} of this sentence is not in it")
-                made.guess(f"request {at}: {request.tokens:,} tokens", request.words)
+                made.guess(
+                    f"request {at}: {request.tokens:,} tokens",
+                    request.words,
+                    [(request.words, request.used)],
+                )
             word = "completion" if request.path == "/v1/completions" else "chat"
             step = made.file.call(
                 word, prompt=request.tokens, max_tokens=answer, stream=False, name=f"request {at}"
@@ -623,7 +642,11 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
     """
     symptom = _symptom(facts)
     if not facts.diagnosis.died and facts.symptom.words:
-        made.guess(f"the reported arm {symptom}, by the words of the text", facts.symptom.words)
+        made.guess(
+            f"the reported arm {symptom}, by the words of the text",
+            facts.symptom.words,
+            facts.symptom.used,
+        )
     elif not facts.diagnosis.died:
         made.gap("no sentence that was read says what the engine does: dies stands for it")
     if symptom == "errs" and not _FAILED.search(facts.symptom.words):
@@ -632,18 +655,22 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
     names = {"reported"}
     for tried in facts.tried:
         flags, words = tried.flags, re.findall(r"[a-z0-9]+", " ".join(tried.flags).lower())
-        name = "-".join((["without"] if tried.removed else []) + words[:_MOST_WORDS])
+        words = (["without"] if tried.removed else []) + words
+        name = "-".join(words[:_MOST_WORDS])
+        name = "-".join(words) if name in names else name
         gone = tried.removed and not any(
             positive(flag.name) == positive(flags[0]) for flag in command.flags
         )
-        if gone or not name or name in names:
+        if gone or not name:
+            continue
+        made.used.append(tried.used)
+        if name in names:
             continue
         names.add(name)
         edit = made.file.call("without" if tried.removed else "with_flags", *flags)
         result = made.file.word("lives" if tried.lives else symptom)
         made.guesses.append(f"arm {name} {result.text}: “{tried.words}”")
         arms.append(Source(f"# “{tried.words}”\n{made.file.call('arm', name, result, edit).text}"))
-    made.quoted += [tried.words for tried in facts.tried]
     for statement in facts.unclear[:6]:
         made.gap(f"tried with an unclear result, or with something else: “{statement}”")
     made.put("arms", one_a_line(arms))

@@ -26,6 +26,9 @@ from vllm_repro_intake.requests import (
 )
 from vllm_repro_intake.text import Block, clean, read_blocks, shortened, statements
 
+Used = tuple[str, tuple[str, ...]]
+"""A part of a sentence, and the words of it that were read."""
+
 
 @dataclass(frozen=True)
 class Stated:
@@ -35,6 +38,8 @@ class Stated:
     words: str
     # of a release: True if the text says that it has the bug, False if it works or is older
     has_it: bool | None = None
+    # what was read of the text
+    used: tuple[Used, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,10 +141,12 @@ _LAST_OF_RANGE = re.compile(
 )
 _SOURCE = re.compile(r"(?i)\b(?:install\w*|built|pulled|wheels?|image) from \S+ ")
 """Words after `from` that are no sign of an older release: "installed from PyPI"."""
-_OLDER = re.compile(r"(?i)(?<!starting )(?<!start )\b(?:from|until|up to|before|prior to|not (?:in|on|with)) v?$")
+_OLDER = re.compile(
+    r"(?i)(?<!starting )(?<!start )\b(?:from|until|up to|before|prior to|not (?:in|on|with)) v?$"
+)
 _LACKS = (
     r"(?:works?|worked|working|(?<!the )(?:fine|ok(?:ay)?|good)|stable|pass(?:es|ed)?|unaffected"
-    r"|surviv\w+|lives|ran|runs|accepted|serves|has no|has it not|goes away|gone|(?<!re)solve[sd]?"
+    r"|surviv\w+|lives|ran (?:for|fine|ok|well)|accepted|has no|has it not|goes away|gone|(?<!re)solve[sd]?"
     r"|resolve[sd]?|fix(?:es|ed)?|avoid(?:s|ed)?|helps|downgrad\w+|revert\w+|roll\w+ back)"
 )
 _SHOWS = (
@@ -149,7 +156,7 @@ _SHOWS = (
     r"|garbage|happened|occurred|triggers?|(?:has|have|had) (?:it|this|the (?:bug|issue|problem)))"
 )
 _NOT = r"(?:\b(?:not|never|without|cannot|no longer|no)|n[\u2019']?t) (?:(?:yet|be|been|any) )?"
-_OUTCOME = re.compile(
+OUTCOME = re.compile(
     rf"(?i)(?P<lacks>{_NOT}(?:{_SHOWS}|(?:such |more )?(?:problem|issue)s?)(?!\w)"
     r"|没有|不会|正常|✅|✔)"
     rf"|(?P<shows>{_NOT}(?:{_LACKS}|help|boot|start|run|serve|load|answer|respond)(?!\w)"
@@ -163,11 +170,11 @@ _LIST = r"(?:(?:\s?(?:[,/&~～–—-]|and|or|to|through)\s?)+v?0\.\d+(?:\.\d+\w
 _BEFORE_NEXT = r"(?i)v?0\.\d[\w.]*\s?(?:,|and\b|or\b)"
 _BESIDE = re.compile(
     r"(?i)(?:[\s|:：()*`=→>+–—-]|\b(?:is|was|are|were|ha[sd]|have|both|all|still|also|it|do(?:es)?|did)\b)*"
-    rf"(?:{_OUTCOME.pattern.removeprefix('(?i)')})"
+    rf"(?:{OUTCOME.pattern.removeprefix('(?i)')})"
     r"(?!\W{1,3}(?:(?:in|on|with|since|from) )?v?0\.\d)"
 )
 """An outcome beside a release: `0.21.0 (good)`, `| 0.21.0 | ok |`. A label of the next is none."""
-_UNDER = re.compile(r"(?i)--|\d\.\d|\b(?:with(?:out)?|if|when|unless|using|on)\b|=")
+_UNDER = re.compile(r"(?i)--|\d\.\d|\b(?:with(?:out)?|if|when|unless|using|on|and)\b|=")
 """Words of a condition, between a release and its outcome."""
 _IN_LIST = re.compile(
     r"(?ai)(?:(?<=[\n|(:,;/~&–])|(?<=[-*•|(:,;/~&–.!?] )|\b(?:and|or|to|both|tested|tried"
@@ -199,7 +206,7 @@ _SHAPE = re.compile(
     r"|full_attention_interval|vocab_size|max_position_embeddings)[\"']?\s*[:=]\s*(\d{1,8})\b"
 )
 _ARCHITECTURE = re.compile(r"architectures?[\"']?\s*[:=]\s*\[?[\"']?(\w+For\w+)")
-_KIND = (
+KIND = (
     r"(?:NVIDIA |AMD |GeForce |Instinct |Tesla )*(?:RTX ?(?:PRO )?\d{4}(?: ?Ti)?(?: Blackwell|"
     r" Ada)?|[345]090|[345]0[6-9]0 ?[Tt]i|A6000|GB[123]00|GB10|DGX Spark|H\d{2,3}"
     r"|A(?:10G?|16|30|40|100|800)|L(?:4|20|40[sS]?)|V100|T4|B\d{3}|(?:Arc )?(?:Pro )?B[5-7]0"
@@ -207,16 +214,16 @@ _KIND = (
 )
 _GPUS = (
     re.compile(
-        rf"(?a)(?<![\w.])(?P<count>[1-9]\d?|{'|'.join(COUNTS)}) ?[x×*张块枚卡]? ?(?P<kind>{_KIND})",
+        rf"(?a)(?<![\w.])(?P<count>[1-9]\d?|{'|'.join(COUNTS)}) ?[x×*张块枚卡]? ?(?P<kind>{KIND})",
         re.IGNORECASE,
     ),
     re.compile(
-        rf"(?ai)(?<![\w-])(?P<kind>{_KIND})(?: ?\([^()\n]{{1,10}}\))? ?[x×*]"
+        rf"(?ai)(?<![\w-])(?P<kind>{KIND})(?: ?\([^()\n]{{1,10}}\))? ?[x×*]"
         r" ?(?P<count>[1-9]\d?)(?!\w|\.\d)"
     ),
-    re.compile(rf"GPU \d+: (?P<kind>{_KIND})"),
-    re.compile(rf"(?a)\bGPUs?\b[^\n]{{0,30}}?(?<![\w-])(?P<kind>{_KIND})"),
-    re.compile(rf"(?a)(?<![\w-])(?P<kind>{_KIND})"),
+    re.compile(rf"GPU \d+: (?P<kind>{KIND})"),
+    re.compile(rf"(?a)\bGPUs?\b[^\n]{{0,30}}?(?<![\w-])(?P<kind>{KIND})"),
+    re.compile(rf"(?a)(?<![\w-])(?P<kind>{KIND})"),
 )
 _NO_GPU = re.compile(
     r"(?i)(?<!if )\b(?:no|without(?: an?y?)?) GPUs?(?=[\s.,;)]*(?:$|\n|[.,;)]))"
@@ -363,8 +370,15 @@ def _symptom(title: str, sentences: Sequence[str]) -> Stated:
         for word, pattern in (("dies", _CRASH), *_SYMPTOMS):
             words = [each for each in texts if pattern.search(_NO_CRASH.sub(" ", each))]
             if words and not (word == "dies" and survives):
-                return Stated(word, shortened(words[0], 300))
-    return Stated("errs", shortened(survives[0], 300)) if survives else Stated("", "")
+                return _of_words(word, words[0], pattern)
+    return _of_words("errs", survives[0], _SURVIVES) if survives else Stated("", "")
+
+
+def _of_words(value: str, words: str, pattern: re.Pattern[str]) -> Stated:
+    """Return the behaviour of a sentence, of which the match of a pattern was read."""
+    match = pattern.search(_NO_CRASH.sub(lambda other: " " * len(other[0]), words))
+    used = ((words[match.start() :], (match[0],)),) if match else ()
+    return Stated(value, shortened(words, 300), used=used)
 
 
 def _phase(title: str, requests: Sequence[Asked], sentences: Sequence[str]) -> Phase | None:
@@ -426,7 +440,7 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Stat
     matches += [match for rx in (_TITLE_VERSION, _BARE_VERSION) for match in rx.finditer(title)]
     told = f"{text}\n{_columns(text)}\n"
     bare = [match for rx in (_BARE_VERSION, _LAST_OF_RANGE) for match in rx.finditer(text)]
-    bare += [match for match in _IN_LIST.finditer(told) if shows(match) is not None]
+    bare += [match for match in _IN_LIST.finditer(told) if _shows(match)[0] is not None]
     stated += _stated([*matches, *sorted(bare, key=lambda each: each.start("version"))], logged)
     senses = {
         each.value: {other.has_it for other in stated if other.value == each.value}
@@ -445,7 +459,12 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Stat
             if version not in seen and not any(each.startswith(f"{version}+") for each in seen):
                 seen.add(version)
                 has_it = release.value not in clean and (True in senses[release.value] or None)
-                yield Stated(version, release.words, has_it)
+                used = (
+                    each.used[0]
+                    for each in stated
+                    if each.value == release.value and each.used and each.has_it in (None, has_it)
+                )
+                yield Stated(version, release.words, has_it, tuple(used))
 
 
 def _stated(matches: Iterable[re.Match[str]], logged: str) -> Iterator[Stated]:
@@ -460,7 +479,8 @@ def _stated(matches: Iterable[re.Match[str]], logged: str) -> Iterator[Stated]:
                 + re.split(r"\n|(?<=[.;!?])\s(?=[A-Z])", match.string[match.end() :][:60])[0]
             )
             version = match["version"].rstrip(".").replace(" ", "")
-            yield Stated(version, shortened(words) if version != logged else "", shows(match))
+            has_it, used = _shows(match)
+            yield Stated(version, shortened(words) if version != logged else "", has_it, (used,))
 
 
 def _columns(text: str) -> str:
@@ -501,30 +521,34 @@ def _is_of_other_product(match: re.Match[str]) -> bool:
     )
 
 
-def shows(match: re.Match[str]) -> bool | None:
-    """Return True if the words around a release or a GPU say that it has the bug, False if not.
+def _shows(match: re.Match[str]) -> tuple[bool | None, Used]:
+    """Return what the words around a release or a GPU say, and the words: True if it has the bug.
 
     None without such words.
     """
     at, end = match.span("version" if "version" in match.re.groupindex else "kind")
     before = _END.split(_SOURCE.sub("", match.string[:at][-160:]))[-1]
     after = _END.split(match.string[at : end + 80].rstrip("."), maxsplit=1)[0][end - at :]
+    whole, itself = f"{before}{match.string[at:end]}{after}", match.string[at:end]
     after = re.sub(rf"\A{_LIST}", "", after)
     if re.match(r"\s*\|", before):  # a row with several results
-        outcomes = {each.lastgroup in _BAD for each in _OUTCOME.finditer(after)}
-        return max(outcomes, default=None)
+        outcomes = [*OUTCOME.finditer(after)]
+        bad = max((each.lastgroup in _BAD for each in outcomes), default=None)
+        return bad, (whole, (itself, *(each[0] for each in outcomes[:1])))
     outcome = _BESIDE.match(after)
     if outcome is None and _OLDER.search(before) and not re.match(r" on(?:wards?)?\b|\+", after):
-        return False
-    if outcome is None and (labels := [*_OUTCOME.finditer(before)]):
+        return False, (whole, (itself,))
+    if outcome is None and (labels := [*OUTCOME.finditer(before)]):
         between = re.sub(_BEFORE_NEXT, "", before[labels[-1].end() :])
         outcome = None if re.search(r"--|=|[,、]| and ", between) else labels[-1]
     if outcome is None:
-        outcome = _OUTCOME.search(after)
+        outcome = OUTCOME.search(after)
         if outcome is None or _UNDER.search(after[: outcome.start()]):
-            return None
+            return None, (whole, (itself,))
     shown = outcome.lastgroup in _BAD
-    return None if not shown and re.match(r"[^\n.;!]*\?", match.string[end : end + 80]) else shown
+    if not shown and re.match(r"[^\n.;!]*\?", match.string[end : end + 80]):
+        return None, (whole, (itself,))
+    return shown, (whole, (itself, outcome[0]))
 
 
 def _model(text: str) -> Stated | None:
@@ -533,7 +557,12 @@ def _model(text: str) -> Stated | None:
         filter(None, (rx.search(text) for rx in (_HUB_MODEL, _HUB_URL, _NAMED_MODEL))), None
     )
     name = match and (match["model"] or match["body"]).rstrip(".,")
-    return Stated(name, shortened(match[0])) if match and name else None
+    return Stated(name, shortened(match[0]), used=_all(match[0])) if match and name else None
+
+
+def _all(words: str) -> tuple[Used, ...]:
+    """Return words that were read, wherever they stand."""
+    return ((words, (words,)),)
 
 
 def _shape(text: str) -> dict[str, int | str]:
@@ -552,11 +581,14 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Stated | None:
     """Return count, kind and memory of the GPUs as the text states them; None if it states none."""
     if diagnosis.evidence is Evidence.CPU:
         return None
-    matches = (match for rx in _GPUS for match in rx.finditer(text) if shows(match) is not False)
+    matches = (
+        match for rx in _GPUS for match in rx.finditer(text) if _shows(match)[0] is not False
+    )
     named = next(matches, None)
     if named is None:
         match = _GPU_COUNT.search(text)
-        return Stated(f"{_count(match)} x GPU", shortened(match[0])) if match else None
+        words = match[0] if match else ""
+        return Stated(f"{_count(match)} x GPU", words, used=_all(words)) if match else None
     memory = re.match(
         r"(?:(?!CPU)[^\n.;]){0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b(?!\W*(?:\w+ )?RAM)",
         text[named.end() :],
@@ -567,6 +599,7 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Stated | None:
         f"{f'{count} x ' if count else ''}{shortened(named['kind'])}"
         f"{f' of {memory[1]} GB' if memory else ''}",
         shortened(re.split(r"\n|[;。]| with | and ", text[named.start() :][:80])[0], 80),
+        used=_all(named[0]) + _all(f"{named[0]}{memory[0]}" if memory else named[0]),
     )
 
 

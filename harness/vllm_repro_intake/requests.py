@@ -47,6 +47,8 @@ class Asked:
     unread: tuple[str, ...] = ()
     # another server than the reported one, that it is sent to
     elsewhere: str = ""
+    # the words that were read of the sentence `words`
+    used: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Tried:
     words: str
     # the flags were left out
     removed: bool = False
+    # a part of the sentence, and the words of it that were read
+    used: tuple[str, tuple[str, ...]] = ("", ())
 
 
 DIGITS = r"[1-9]\d{0,2}(?:[ ,.'_\u2019\u00a0\u202f]\d{3})+(?![\d.,]*\d)|\d(?:[\d,]*\d)?(?:\.\d+)?"
@@ -467,7 +471,10 @@ def _in_prose(statements: Sequence[str]) -> list[Asked]:
         if several := _several(statement):
             if not _verdicts(statement)[0]:
                 together = next(filter(None, map(at_once, (statement, *statements))), 0)
-                requests.append(replace(several, at_once=together, words=shortened(raw, 300)))
+                used = tuple(match[0] for match in _CONCURRENT.finditer(statement))
+                requests.append(
+                    replace(several, at_once=together, words=shortened(raw, 300), used=used)
+                )
             continue
         sizes = [
             size for rx in _SIZES for size in rx.finditer(statement) if _of_prompt(statement, size)
@@ -489,9 +496,15 @@ def _in_prose(statements: Sequence[str]) -> list[Asked]:
         before = statement[: size.start("number")][-20:]
         tokens, label = _tokens(size) + bool(_MORE_THAN.search(before)), _ORDINALS.search(statement)
         name = label[0].lower() if label else ""
-        request = Asked(tokens, answer_length(statement), shortened(raw, 300))
-        alike = [at for at, known in enumerate(requests) if _alike(tokens, known.tokens)]
         count = _COUNTED.search(statement)
+        read = [*sizes, label, count, _CONCURRENT.search(statement), _OUTPUT.search(statement)]
+        used = tuple(
+            match[0]
+            for match in read
+            if match and (match not in sizes or _alike(_tokens(match), tokens))
+        )
+        request = Asked(tokens, answer_length(statement), shortened(raw, 300), used=used)
+        alike = [at for at, known in enumerate(requests) if _alike(tokens, known.tokens)]
         expected = COUNTS.get(count["count"].lower()) or int(count["count"]) if count else 1
         if count is not None and len(alike) < expected:
             more = replace(request, beside=bool(_AT_ONCE.search(statement)))
@@ -674,9 +687,14 @@ def find_tried(statements: Sequence[str], command: ServeCommand) -> tuple[list[T
                     and not _has_second_condition(clause)
                     and (known is None or known.lives == works)
                 ):
-                    tried_flags += (
-                        [] if known else [Tried(flags, works, shortened(raw, 300), removed)]
-                    )
+                    read = [
+                        match[0] for rx in (_OFF, _FAILS, _WORKS) for match in rx.finditer(clause)
+                    ]
+                    for match in _FLAG.finditer(clause):
+                        switch = is_switch(canonical(match["name"])) and match["gap"] != "="
+                        read.append(match["name"] if switch else match[0])
+                    used = clause, tuple(read)
+                    tried_flags += [Tried(flags, works, shortened(raw, 300), removed, used)]
                 elif works or fails:
                     unclear.append(shortened(raw, 300))
     return tried_flags, list(dict.fromkeys(unclear))

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator, Sequence
 from textwrap import wrap
 
 from vllm_repro.command.flags import canonical
-from vllm_repro_intake.requests import DIGITS, tokens_of
+from vllm_repro_intake.facts import KIND, OUTCOME, Used
+from vllm_repro_intake.requests import COUNTS, DIGITS, tokens_of
 from vllm_repro_intake.text import Block, statements
 
 _LONGEST = 240
@@ -31,6 +32,20 @@ _MODEL = re.compile(
     r"|(?<![\w/.:-])[\w.-]+(?:/[\w.-]+)+(?<!\.py):v?\d[\w.-]*\w"
 )
 """The public name of a model, or an image with its tag."""
+_NAME = re.compile(
+    rf"(?<![\w-]){KIND}"
+    r"|(?<![\w/.-])(?:[Bb]?[Ff][Pp]?(?:4|8|16|32)|b?float(?:16|32)|[Ii][Nn][Tt][48]|NVFP4|MXFP[48]"
+    r"|AWQ|GPTQ)(?![\w-])"
+    r"|(?<![\w/.-])[A-Z][\w.]*(?:-[\w.]+)*-\d+(?:\.\d+)?B\b(?:-\w+)*"
+)
+"""Kind of a GPU, type of numbers, or a model without its organization, in prose."""
+_COUNTED = re.compile(
+    rf"(?i)\b(?!one){'|'.join(('(?:seven', *COUNTS, 'nine|ten|twelve|dozens|hundreds|thousands)'))}"
+    r" (?:\w+ ){0,2}?(?:adapters?|clients?|days|gpus|hours?|images?|instances|machines|minutes"
+    r"|nodes|pods|prompts|replicas|requests|runs|seconds|servers|sessions|streams|tokens|users|videos"
+    r"|weeks|workers)\b"
+)
+"""A count in words."""
 _FRAME = re.compile(r"\bFile \"[^\"]+\", line \d+")
 _COLLECTED = re.compile(
     r"collect_env|(?m:^LD_LIBRARY_PATH=)"
@@ -101,13 +116,19 @@ _TELLS = re.compile(
     r"(?i)\b(?:work(?:s|ed|around)|ok|okay|fine|finish(?:es|ed)|surviv\w+|remov(?:e|ing)|dropping"
     r"|(?:no|not|never|still|without) (?:a )?(?:crash\w*|dead|die[sd]?|hang\w*|trigger\w*)"
     r"|leaving out|alone|not affected|unaffected|only (?:if|when)|cures?|helps?|stops? it"
-    r"|restart\w*|normally|(?<!-)serve[sd](?!-)|pass(?:es|ed)?|accepted"
+    r"|(?:dis|en)abl(?:ed|ing)|turn(?:ed|ing) o(?:n|ff)|restart\w*|normally|(?<!-)serve[sd](?!-)"
+    r"|pass(?:es|ed)?|accepted"
     r"|(?:is|are|was|were) (?:right|correct)"
     r"|(?:does|did|do)(?: not|n't) (?:segfault|happen|occur|reproduce)|never happens"
     r"|makes it start)\b"
     r"|正常|不会|没有(?:这个)?问题|解决|ません"
 )
 """Words of a sentence about a workaround, or about a setup without the bug."""
+_REST = re.compile(
+    rf"(?i)\b(?:not|never|no|without|cannot|nor|neither|only|unless|except)\b|n[\u2019']t\b"
+    rf"|{OUTCOME.pattern.removeprefix('(?i)')}"
+)
+"""Words of the rest of a sentence that are a result, or turn one around."""
 _REPEATED = re.compile(
     r"(?i)\btwice\b|\b(?:two|three|several|many|a (?:few|couple(?: of)?)) times\b|\brepeatedly\b"
     r"|\b(?:abort(?:s|ed|ing)?|cancel\w*|disconnect\w*)\b"
@@ -129,31 +150,34 @@ def unread(
     blocks: Sequence[Block],
     values: Sequence[str],
     quoted: Sequence[str],
+    used: Sequence[Used],
     made_up: Collection[str],
     sent: int,
     title: str,
 ) -> Iterator[str]:
     """Yield the parts of the text that the draft does not have; nearby lines of code are one part.
 
-    values: the draft's values, without the shape of a known model. quoted: its comments. made_up:
-    placeholders for numbers that the text does not state. sent: number of requests with a body in
-    the draft. title: the draft has it, so it is no part. After 150 parts the last one states how
-    many more there are.
+    values: the draft's values, without the shape of a known model. quoted: its comments. used:
+    parts of sentences, and the words of them that were read. made_up: placeholders for numbers that
+    the text does not state. sent: number of requests with a body in the draft. After 150 parts the
+    last one states how many more there are.
     """
-    stated = [part for block in blocks for part in _parts(block, blocks)]
+    stated = [(title, False), *(part for block in blocks for part in _parts(block, blocks))]
     headings = (block.heading for block in blocks if _REPEATED.search(block.heading))
     stated += [(heading, False) for heading in dict.fromkeys(headings)]
     # Which of several requests was not read is not known: quote each.
     lost = sum(SENDS.search(text) is not None for text, _ in stated) > sent
-    parts = [
-        (at, *part)
-        for at, part in enumerate(stated)
-        if (title not in part[0] or len(part[0]) > len(title) + 30)
-        and (
-            (lost and (SENDS.search(part[0]) or (part[1] and _OF_A_BODY.search(part[0]))))
-            or any(_missing(*part, "\n".join(values), "\n".join(quoted), made_up))
-        )
-    ]
+    parts = []
+    everything = "\n".join(values), "\n".join(quoted)
+    for at, (text, code) in enumerate(stated):
+        rest = text if code else _rest(text, used)
+        again = at and title in text and len(text) <= len(title) + 30
+        if not code and (again or text in everything[1]):
+            continue
+        if (lost and (SENDS.search(text) or (code and _OF_A_BODY.search(text)))) or any(
+            _missing(rest, code, *everything, made_up)
+        ):
+            parts.append((at, rest, code))
     joined: list[str] = []
     last, code = -1, False
     for at, text, is_code in parts:
@@ -201,11 +225,14 @@ def _missing(
     A line on a pause, a repetition or a workaround that no comment quotes is yielded whole.
     code: the text is a line of code. values, quoted, made_up: as in `unread`, each joined.
     """
+    if "…" in text and _REST.search(text):
+        yield text
     everything = f"{values}\n{quoted}"
     text = _OF_A_BOX.sub(" ", text) if code or _IN_A_BOX.search(text) else text
     told = _PAUSE.search(text) if code else _TELLS.search(text)
     if (told or (not code and _REPEATED.search(text))) and text[:40] not in quoted:
         yield text
+    yield from () if code else (match[0] for match in _COUNTED.finditer(text))
     for match in _TOGETHER.finditer(text) if code else ():
         if f"at_once({next(filter(None, match.groups()))}," not in values:
             yield match[0]
@@ -224,6 +251,7 @@ def _missing(
         *_VARIABLE.findall(text),
         *_TICKED.findall(text),
         *_MODEL.findall(plain),
+        *(() if code else (match[0] for match in _NAME.finditer(plain))),
         *(route for route in [match["route"] for match in _ROUTE.finditer(text)] if route != "/v1"),
     ]
     if code:
@@ -252,6 +280,21 @@ def _missing(
         )
         if not (is_near or (value in numbers and not small) or (code and small)):
             yield match[0]
+
+
+def _rest(text: str, used: Sequence[Used]) -> str:
+    """Return a sentence with `…` in place of the words of it that were read."""
+    rest = text
+    for part, words in used:
+        part = " ".join(part.rstrip("…").split())
+        part = text if text in part else part
+        for each in re.finditer(re.escape(part), text) if part else ():
+            for word in filter(None, words):
+                pattern = re.compile(rf"{re.escape(' '.join(word.split()))}\w*")
+                if match := pattern.search(rest, each.start(), each.end()):
+                    blank = "\0" * len(match[0])
+                    rest = f"{rest[: match.start()]}{blank}{rest[match.end() :]}"
+    return re.sub(r"\0[\0\s]*\0|\0", "…", rest)
 
 
 def _has(text: str, name: str) -> bool:

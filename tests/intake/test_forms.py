@@ -312,6 +312,7 @@ PROSE = {
                 "Regression since 0.24.0, which is not in 0.23.0.",
                 "Downgrading to 0.23.0 solves it. We run v0.24.0.",
                 "0.24.0 and 0.24.1 do not work. 0.23.0 does not crash.",
+                "It ran for 3 days on 0.23.0 and crashes in minutes on 0.24.0.",
                 "It is on 0.24.0, 0.24.1 and 0.25.0, but not on 0.23.0.",
                 "I see it with 0.24.0 (0.23.0 had no such problem).",
                 "It hangs with 0.24.0. 0.23.0 没有问题。",
@@ -324,6 +325,33 @@ PROSE = {
         ("flash-attn 0.3.1 works. vLLM 0.24.0 dies.", "==0.24.0", "older: 0.3.1"),
         ("It dies. Not reproducible on A100, only on H100.", "reported on H100", "reported on A"),
         ("Works on L40S. On 2x H200 it dies.", "reported on 2 x H200", "reported on L"),
+    ],
+    "the rest of a sentence": [
+        *(
+            (f"It dies. {text}", f"GAP: not read: “{rest}”", "")
+            for text, rest in (
+                ("With --enforce-eager it works, but takes 40 s.", "With … it …, but takes 40 s."),
+                ("With --enforce-eager it works on an A100.", "With … it … on an A100."),
+                ("It survives with --enforce-eager, not at night.", "It … with …, not at night."),
+                ("Fine with --enforce-eager, in int8.", "Fine with --enforce-eager, in int8."),
+            )
+        ),
+        *(
+            (f"{text}", f"GAP: not read: “{rest}”", "")
+            for text, rest in (
+                ("It crashes after 20 minutes.", "It … after 20 minutes."),
+                ("It hangs if two adapters are loaded.", "It … if two adapters are loaded."),
+                ("It crashes, but never with bf16.", "It …, but never with bf16."),
+                ("It dies with AWQ weights.", "It … with AWQ weights."),
+                ("A 600-token prompt kills it after 7 runs.", "A … it after 7 runs."),
+                ("It crashes with 8 GPUs; with 4 no crash.", "It … with …; with 4 no crash."),
+                ("vLLM 0.24.0 crashes every 30 s.", "vLLM … every 30 s."),
+                ("It runs on 4xH100 with 300 s timeouts.", "It runs on … with 300 s timeouts."),
+            )
+        ),
+        ("It crashes after 20 min. With --enforce-eager it works.", "lives", "read: “With"),
+        ("Send two requests of 3,000 tokens each.", "prompt=3000", "read: “S"),
+        ("It crashes on 4x H100 with vLLM 0.24.0.", "==0.24.0", "read: “I"),
     ],
     "results": [
         ("It never crashes, but answers are wrong.", "errs)", "dies)"),
@@ -411,6 +439,12 @@ PROSE = {
     ],
 }
 WHOLE = [
+    (
+        f"# It dies after 17 images on H100\n\n{SERVE}",
+        "GAP: not read: “It … after 17 images on …”",
+        "",
+    ),
+    (f"[Bug]: Crash in 0.24.0 with 5 adapters\n\n{SERVE}", "“… in … with 5 adapters”", ""),
     (
         "```\nvllm serve --config a.yaml --seed 2\n```\n\n```\nmodel: a/b1\nseed: 1\nport: 16\n```",
         "--model a/b1;--seed 2;--port 16;from the file of --config",
