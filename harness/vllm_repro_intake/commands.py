@@ -164,13 +164,15 @@ def find_commands(
     names = assigned(blocks)
     for block in blocks:
         listed = [*_listed(block, model)]
+        before = dict(variables)
         # A service has the image and the variables of its own script, too.
         services = {(each.command.model, each.command.flags) for each in listed}
-        in_shell = (
-            match
-            for match in _shell(block, unread, variables)
-            if (match.command.model, match.command.flags) not in services
-        )
+        shell = [*_shell(block, unread, variables)]
+        # Another command is of another shell.
+        variables = before if shell and block.code else variables
+        in_shell = [
+            match for match in shell if (match.command.model, match.command.flags) not in services
+        ]
         for match in chain(in_shell, listed, _python(block, names), _logged(block)):
             known = commands.get(match.command)
             commands[match.command] = replace(known, times=known.times + 1) if known else match
@@ -281,7 +283,10 @@ def _shell(block: Block, unread: list[str], variables: Variables) -> Iterator[Re
         settings = [
             line
             for line in lines[first : at - len(region)]
-            if not ((set_here := _ASSIGNMENT.fullmatch(line)) and set_here["name"] in used)
+            if not (
+                (set_here := _ASSIGNMENT.fullmatch(line))
+                and (set_here["name"] in used or variables.get(set_here["name"], (False, ""))[0])
+            )
         ]
         note = lines[first - 1] if first and lines[first - 1].lstrip().startswith("#") else ""
         earlier = [

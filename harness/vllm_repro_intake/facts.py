@@ -101,7 +101,8 @@ _NO_TITLE = re.compile(
     rf"{_OF_FORM}|[`>({{\[|$#-]|\S+=|(?:export|nohup|curl|cd|source|import|from)\b"
     r"|vllm (?:serve|bench|-)"
     r"|(?:\S*/)?(?:python\S*|docker|podman|sudo|Traceback|File|INFO|WARNING|ERROR|DEBUG)\b"
-    r"|\d{4}-\d\d|.*\| "
+    r"|\d{4}-\d\d|.*\| |.*[:：]\W*$"
+    r"|(?i:(?:hi|hello|hey|dear|greetings|good \w+|thanks?)\b|你好|大家好)"
 )
 _REPOSITORY = r"[A-Za-z0-9][\w.-]{0,60}/[A-Za-z0-9][\w.-]{0,60}"
 _ISSUE_URL = re.compile(
@@ -146,7 +147,8 @@ _OLDER = re.compile(
 )
 _LACKS = (
     r"(?:works?|worked|working|(?<!the )(?:fine|ok(?:ay)?|good)|stable|pass(?:es|ed)?|unaffected"
-    r"|surviv\w+|lives|ran (?:for|fine|ok|well)|accepted|has no|has it not|goes away|gone|(?<!re)solve[sd]?"
+    r"|surviv\w+|lives|ran (?:for|fine|ok|well)|accepted|has no|has it not|goes away|gone"
+    r"|(?<!re)solve[sd]?"
     r"|resolve[sd]?|fix(?:es|ed)?|avoid(?:s|ed)?|helps|downgrad\w+|revert\w+|roll\w+ back)"
 )
 _SHOWS = (
@@ -377,7 +379,7 @@ def _symptom(title: str, sentences: Sequence[str]) -> Stated:
 def _of_words(value: str, words: str, pattern: re.Pattern[str]) -> Stated:
     """Return the behaviour of a sentence, of which the match of a pattern was read."""
     match = pattern.search(_NO_CRASH.sub(lambda other: " " * len(other[0]), words))
-    used = ((words[match.start() :], (match[0],)),) if match else ()
+    used = ((words[max(0, match.start() - 25) :], (match[0],)),) if match else ()
     return Stated(value, shortened(words, 300), used=used)
 
 

@@ -31,7 +31,9 @@ GLUED = re.compile(
     r"(?<=[a-z0-9])(?=(?:Same|Still|Boots|Works|Crash(?:es)?|Fails|No crash|OK|Fine)\b)"
 )
 """Border of two cells of a table that a web page lost."""
-_SENTENCE_END = re.compile(r"(?<=[.!?;])(?<!^\d\.)(?<!^\d\d\.)[ \t]+(?=[A-Z`*(])|(?<=[。！？])")
+_SENTENCE_END = re.compile(
+    r"(?<=[.!?;])(?<!^\d\.)(?<!^\d\d\.)[ \t]+(?=[A-Z`*(]|--|[a-z]+_)|(?<=[。！？])"
+)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from textwrap import wrap
 
 from vllm_repro.command.flags import canonical
+from vllm_repro.secret_names import steers_vllm
 from vllm_repro_intake.facts import KIND, OUTCOME, Used
 from vllm_repro_intake.requests import COUNTS, DIGITS, tokens_of
 from vllm_repro_intake.text import Block, statements
@@ -76,6 +77,11 @@ _VARIABLE = re.compile(
     r"|LMCACHE)_[A-Z0-9_]+|(?<=\bname: )[A-Z][A-Z0-9]*_[A-Z0-9_]+"
     r"|\b[A-Z][A-Z0-9]*_[A-Z0-9_]+(?==)"
 )
+_SETTING = re.compile(
+    r"(?a)\b([A-Z][A-Z0-9]*_[A-Z0-9_]+)[\"'`]?(?:=| ?[:|] ?| (?:is |was )?(?:set )?to | value: ?)"
+    r"[\"'`]?(\w[\w./:,-]*)"
+)
+"""A variable and its value, also in YAML, a table or prose."""
 _ROUTE = re.compile(
     r"(?:\b(?:GET|POST|PUT|DELETE) |`|https?://[^/\s\"'`]+|\b(?:localhost|127\.0\.0\.1)(?::\d+)?)"
     r"(?P<route>/[a-z][\w/.-]*\w(?:\?[\w=&.-]+)?)(?=[\s\"'`),;.]|$)"
@@ -115,7 +121,8 @@ _PAUSE = re.compile(
 _TELLS = re.compile(
     r"(?i)\b(?:work(?:s|ed|around)|ok|okay|fine|finish(?:es|ed)|surviv\w+|remov(?:e|ing)|dropping"
     r"|(?:no|not|never|still|without) (?:a )?(?:crash\w*|dead|die[sd]?|hang\w*|trigger\w*)"
-    r"|leaving out|alone|not affected|unaffected|only (?:if|when)|cures?|helps?|stops? it"
+    r"|leaving out|alone|not affected|unaffected|only (?:if|when|with|in|on|for|happens|occurs)"
+    r"|cures?|helps?|stops? it"
     r"|(?:dis|en)abl(?:ed|ing)|turn(?:ed|ing) o(?:n|ff)|restart\w*|normally|(?<!-)serve[sd](?!-)"
     r"|pass(?:es|ed)?|accepted"
     r"|(?:is|are|was|were) (?:right|correct)"
@@ -125,7 +132,7 @@ _TELLS = re.compile(
 )
 """Words of a sentence about a workaround, or about a setup without the bug."""
 _REST = re.compile(
-    rf"(?i)\b(?:not|never|no|without|cannot|nor|neither|only|unless|except)\b|n[\u2019']t\b"
+    rf"(?i)\b(?:not|never|no|without|cannot|neither|only|unless|except)\b|n[\u2019']t\b"
     rf"|{OUTCOME.pattern.removeprefix('(?i)')}"
 )
 """Words of the rest of a sentence that are a result, or turn one around."""
@@ -247,6 +254,14 @@ def _missing(
         if not re.search(written, everything):
             yield value
     plain = _SET.sub(" ", plain)
+    for match in _SETTING.finditer(text):
+        name, value = match.groups()
+        if not (
+            re.search(rf"{name}=['\"]?{re.escape(value)}(?!\w)", everything)
+            or f"left out: {name}" in quoted
+            or (not steers_vllm(name) and _has(values, value))
+        ):
+            yield match[0]
     names = [
         *_VARIABLE.findall(text),
         *_TICKED.findall(text),

@@ -353,6 +353,17 @@ PROSE = {
         ("Send two requests of 3,000 tokens each.", "prompt=3000", "read: “S"),
         ("It crashes on 4x H100 with vLLM 0.24.0.", "==0.24.0", "read: “I"),
     ],
+    "values of variables": [
+        ("```\nVLLM_A=FAST vllm serve a/b1\n```\nThis is slow: VLLM_A=SLOW", "VLLM_A=SLOW”", ""),
+        (
+            "```\n- name: VLLM_A\n  value: 'SLOW'\n```",
+            "not read: “- name: VLLM_A value: 'SLOW'",
+            "",
+        ),
+        ("| VLLM_A | SLOW |", "not read: “| VLLM_A | SLOW |”", ""),
+        ("We set `VLLM_A` to `SLOW`.", "not read: “We set `VLLM_A` to `SLOW`.”", ""),
+        ("```\nenvironment:\n  VLLM_A: SLOW\n```", "VLLM_A: SLOW”", ""),
+    ],
     "results": [
         ("It never crashes, but answers are wrong.", "errs)", "dies)"),
         ("It does not answer; I kill -9 it.", "by the words of the text;hangs)", "dies)"),
@@ -439,6 +450,32 @@ PROSE = {
     ],
 }
 WHOLE = [
+    *(
+        (f"{text}\n\nIt dies.", f"VLLM_A=SLOW \\\\\n;{quoted}", "VLLM_A=FAST \\")
+        for text, quoted in (
+            (
+                (
+                    "Works:\n```\nexport VLLM_A=FAST\nvllm serve a/b1\n```\nFails:\n```\n"
+                    "export VLLM_A=SLOW\nvllm serve a/b1\n```"
+                ),
+                "not taken: “export VLLM_A=FAST vllm serve a/b1”",
+            ),
+            (
+                (
+                    "Fails:\n```\nVLLM_A=SLOW vllm serve a/b1\n```\n\n"
+                    "Works:\n```\nVLLM_A=FAST vllm serve a/b1\n```"
+                ),
+                "not taken: “VLLM_A=FAST vllm serve a/b1”",
+            ),
+            ("`VLLM_A=SLOW vllm serve a/b1`\n\nWith VLLM_A=FAST it works.", "“With VLLM_A=FAST it"),
+        )
+    ),
+    # another command has another shell
+    (
+        "Works:\n```\nexport VLLM_A=1\nvllm serve a/b1\n```\nFails:\n```\nvllm serve a/b1\n```",
+        "not taken: “export VLLM_A=1 vllm serve a/b1”",
+        "VLLM_A=1 \\",
+    ),
     (
         f"# It dies after 17 images on H100\n\n{SERVE}",
         "GAP: not read: “It … after 17 images on …”",
