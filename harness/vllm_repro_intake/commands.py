@@ -47,8 +47,10 @@ _START = re.compile(
     rf"{_LEAD}{_PREFIX}(?:(?:[\w./~$\{{}}-]*/)?vllm[ \t]+serve\b"
     rf"|(?:[\w./~-]*/)?python[\d.]*[ \t]+-m[ \t]+vllm\.entrypoints\.openai\.api_server"
     rf"|{_BENCH_OF_ENGINE}"
+    rf"|(?:[\w./-]*/)?(?:ba|z)?sh[ \t]+-l?c[ \t]+['\"][^'\"\n]*\bvllm[ \t]+serve\b"
     rf"|(?:docker|podman|nerdctl)[ \t]+(?:container[ \t]+)?run\b)"
 )
+_IS = r"[ \t]*=[ \t]*"
 _STRING = re.compile(
     r"(?m)^(?P<lead>[ \t]*)(?:\w+[ \t]*=|[\w.]+\()[ \t]*(?P<kind>[rf]?)"
     r"(?P<quote>\"{3}|'{3}|[\"'])"
@@ -261,7 +263,7 @@ def _shell(block: Block, unread: list[str], variables: Variables) -> Iterator[Re
     unread: gets the commands that cannot be read. variables: those set so far; it gets more.
     """
     lines = [
-        _NOTE.sub(r"\1", _of_shell(line) if block.code else line.replace("**", ""))
+        _NOTE.sub(r"\1", _of_shell(line if block.code else line.replace("**", "")))
         for line in block.lines
     ]
     at = depth = 0
@@ -305,14 +307,24 @@ def _shell(block: Block, unread: list[str], variables: Variables) -> Iterator[Re
 
 def _of_shell(line: str) -> str:
     """Return a line of PowerShell, cmd.exe or systemd as one of a shell, and others as they are."""
-    for pattern, replacement in (
+    replaced: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
         (r"[ \t][`^][ \t]*$", r" \\"),
-        (r"^[ \t]*ExecStart=[@:+!-]*", ""),
-        (r"^[ \t]*Environment=(['\"]?)(\w+=)(.*?)\1[ \t]*$", r"export \2\1\3\1"),
+        (
+            rf"^[ \t]*ExecStart{_IS}[@:+!-]*(?:/\S*/(?:env[ \t]+|(?=(?:docker|podman)[ \t])))?",
+            "",
+        ),
+        (rf"^[ \t]*Environment{_IS}(.*)", _exported),
         (r"^[A-Z][a-z]\w*=.*", ""),
-    ):
+    )
+    for pattern, replacement in replaced:
         line = re.sub(pattern, replacement, line)
     return line
+
+
+def _exported(match: re.Match[str]) -> str:
+    """Return the variables of a line of systemd as exports of a shell."""
+    words = re.findall(r"(['\"]?)(\w+)=(.*?)\1(?:\s|$)", match[1])
+    return "; ".join(f"export {name}={quote}{value}{quote}" for quote, name, value in words)
 
 
 def _of_string(match: re.Match[str]) -> str:
@@ -414,6 +426,8 @@ def _parsed(
     try:
         command = parse(text)
     except CommandError as error:
+        if re.search(r"\b(?:nvidia|rocm|amd)-smi\b", text):
+            return
         unread.append(f"{shortened(text, 80)!r}: {error}")
         try:
             command = parse(_FLAG_OF_VARIABLE.sub("", text))

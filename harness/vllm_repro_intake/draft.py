@@ -67,7 +67,9 @@ _FILE = re.compile(
     r"(?<!--model[ =])"
     r"(?:~|\.{1,2})?/[\w.-][\w./-]*(?=[\s\"]|\Z)"
 )
-_FILE_OF_BODY = re.compile(r"(?:path': '|file://)((?:~|\.{1,2})?/[^\s'\"]+)")
+_FILE_OF_BODY = re.compile(
+    r"(?:path': '|file://)((?:~|\.{1,2})?/[^\s'\"]+)|([^\s'\"]*\[(?:host|address|user)\][^\s'\"]*)"
+)
 _IDS = re.compile(
     r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
 )
@@ -425,8 +427,10 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                 made.gap(f"request {at}: its body was not read: “{request.words}”")
             for written in () if alike else dict.fromkeys(_VARIABLES.findall(str(request.body))):
                 made.gap(f"request {at}: {written} stands for a value that was not read")
-            for file in () if alike else _FILE_OF_BODY.findall(str(request.body)):
-                made.gap(f"request {at}: {file} is on the reporter's machine: name a file of yours")
+            for file, place in () if alike else _FILE_OF_BODY.findall(str(request.body)):
+                made.gap(
+                    f"request {at}: {file or place} is on the reporter's machine: name one of yours"
+                )
             names = (command.get("--served-model-name") or "").split()
             if (
                 not alike

@@ -159,11 +159,12 @@ _SHOWS = (
 )
 _NOT = r"(?:\b(?:not|never|without|cannot|no longer|no)|n[\u2019']?t) (?:(?:yet|be|been|any) )?"
 OUTCOME = re.compile(
-    rf"(?i)(?P<lacks>{_NOT}(?:{_SHOWS}|(?:such |more )?(?:problem|issue)s?)(?!\w)"
+    rf"(?P<lacks>{_NOT}(?:{_SHOWS}|(?:such |more )?(?:problem|issue)s?)(?!\w)"
     r"|没有|不会|正常|✅|✔)"
     rf"|(?P<shows>{_NOT}(?:{_LACKS}|help|boot|start|run|serve|load|answer|respond)(?!\w)"
     r"|崩溃|报错|卡死|❌|✗)"
-    rf"|(?<![\w-])(?:(?P<good>{_LACKS})|(?P<bad>{_SHOWS}))(?![\w-])"
+    rf"|(?<![\w-])(?:(?P<good>{_LACKS})|(?P<bad>{_SHOWS}))(?![\w-])",
+    re.IGNORECASE,
 )
 """What a release, or a GPU, does: it has the bug, or it has not."""
 _BAD = ("shows", "bad")
@@ -172,7 +173,7 @@ _LIST = r"(?:(?:\s?(?:[,/&~～–—-]|and|or|to|through)\s?)+v?0\.\d+(?:\.\d+\w
 _BEFORE_NEXT = r"(?i)v?0\.\d[\w.]*\s?(?:,|and\b|or\b)"
 _BESIDE = re.compile(
     r"(?i)(?:[\s|:：()*`=→>+–—-]|\b(?:is|was|are|were|ha[sd]|have|both|all|still|also|it|do(?:es)?|did)\b)*"
-    rf"(?:{OUTCOME.pattern.removeprefix('(?i)')})"
+    rf"(?:{OUTCOME.pattern})"
     r"(?!\W{1,3}(?:(?:in|on|with|since|from) )?v?0\.\d)"
 )
 """An outcome beside a release: `0.21.0 (good)`, `| 0.21.0 | ok |`. A label of the next is none."""

@@ -43,10 +43,29 @@ _NAME = re.compile(
 _COUNTED = re.compile(
     rf"(?i)\b(?!one){'|'.join(('(?:seven', *COUNTS, 'nine|ten|twelve|dozens|hundreds|thousands)'))}"
     r" (?:\w+ ){0,2}?(?:adapters?|clients?|days|gpus|hours?|images?|instances|machines|minutes"
-    r"|nodes|pods|prompts|replicas|requests|runs|seconds|servers|sessions|streams|tokens|users|videos"
-    r"|weeks|workers)\b"
+    r"|nodes|pods|prompts|replicas|requests|runs|seconds|servers|sessions|streams|tokens|users"
+    r"|videos|weeks|workers)\b"
 )
 """A count in words."""
+_POLITE = re.compile(
+    r"(?i)(?:hi|hello|hey|dear)(?:[ ,]+\w+){0,4}\W*$"
+    r"|(?:many )?(?:thanks?|cheers|regards|sent from|best,)"
+    r"|(?:best|kind|warm)(?:est)? (?:regards|wishes)\b"
+)
+"""A greeting, or the end of a letter."""
+_A_FACT = re.compile(
+    r"--[a-z]|\d\.\d|[=_]|\d ?(?:[kx]|tokens?|[GM]i?B|m?s|min|hours?|requests?|gpus?|images?)\b"
+    rf"|{OUTCOME.pattern}",
+    re.IGNORECASE,
+)
+_SMI = re.compile(r"(?m)^[|+].*\bNVIDIA-SMI\b")
+_OF_SMI = re.compile(r"\s*[|+].*[|+]\s*$|\w{3} \w{3} +\d+ [\d:]+ \d{4}$")
+_OF_MACHINE = re.compile(
+    r"(?:ExecStartP|ExecStop|ExecReload|Restart|Timeout|StartLimit|Kill|Standard|Syslog|Watchdog)\w*="
+    r"|(?:User|Group|WantedBy|After|Wants|Requires|Type|Description|WorkingDirectory)="
+    r"|(?!.*vllm).*\b(?:nvidia|rocm|amd)-smi\b"
+)
+"""A line of a systemd unit, or a look at the machine, that a reproduction does not need."""
 _FRAME = re.compile(r"\bFile \"[^\"]+\", line \d+")
 _COLLECTED = re.compile(
     r"collect_env|(?m:^LD_LIBRARY_PATH=)"
@@ -62,7 +81,9 @@ _OF_A_BOX = re.compile(
 """Options of a container that a reproduction does not need."""
 _IN_A_BOX = re.compile(r"\b(?:docker|podman|nerdctl)\s+(?:container\s+)?run\s")
 _LINK = re.compile(
-    r"\d?>>?&?\d?|(?:https?://)?[\w.\[\]-]+:\d+(?=/)"
+    r"(?i:\b(?:tel|telephone|phone|mobile|cell|fax)\b\W*|(?<!\S)\+)"
+    r"\(?\d[\d ()./-]{6,}\d(?: ext\.? ?\d+)?"
+    r"|\d?>>?&?\d?|(?:https?://)?[\w.\[\]-]+:\d+(?=/)"
     r"|https?://(?:[\w-]+\.)+[a-z]{2,}(?!:\d)[^\s)\"'>]*|(?<![\w/])[\w./-]*#\d+\b"
 )
 SENDS = re.compile(
@@ -133,7 +154,7 @@ _TELLS = re.compile(
 """Words of a sentence about a workaround, or about a setup without the bug."""
 _REST = re.compile(
     rf"(?i)\b(?:not|never|no|without|cannot|neither|only|unless|except)\b|n[\u2019']t\b"
-    rf"|{OUTCOME.pattern.removeprefix('(?i)')}"
+    rf"|{OUTCOME.pattern}"
 )
 """Words of the rest of a sentence that are a result, or turn one around."""
 _REPEATED = re.compile(
@@ -208,12 +229,17 @@ def _parts(block: Block, blocks: Sequence[Block]) -> Iterator[tuple[str, bool]]:
         for other in blocks
         if other is block or (block.heading and other.heading == block.heading)
     )
+    smi = block.code and _SMI.search("\n".join(block.lines))
     frame = False
     # Name and value of a variable in YAML belong together.
     lines = re.sub(r"(?<=\S)\n(?=[ \t]*value: *\S)", " ", "\n".join(block.lines)).split("\n")
     for raw in lines if block.code else tuple(statements([block])):
         line = raw if block.code else _MARKER.sub("", raw)
         skipped = frame or _LOG.search(line[:300]) or (collected and _ENTRY.match(line))
+        if block.code:
+            skipped = skipped or _OF_MACHINE.match(line) or (smi and _OF_SMI.match(line))
+        else:
+            skipped = skipped or (_POLITE.match(line) and not _A_FACT.search(line))
         frame = _FRAME.search(line[:300]) is not None
         # Cut between words, so that no number is cut.
         for piece in (

@@ -16,6 +16,10 @@ CODE = "```\n{}\n```"
 RUN = "vllm serve org/model --port 8000"
 BODY = '{"prompt": "hi", "max_tokens": 5}'
 URL = "http://box:8000/v1/completions"
+SMI = (
+    "Mon Nov 30 01:52:40 2026\n+------+\n| NVIDIA-SMI 535.104.05   Driver Version: 535.104.05 |\n"
+    "| N/A   33C    P0    70W / 700W |      0MiB / 81559MiB |      0%      Default |\n+-----+"
+)
 BENCH = f"{SERVE}\n\n```\nvllm bench serve --random-input-len 96"
 FORMS = {
     "variables of a shell": [
@@ -93,6 +97,18 @@ FORMS = {
             "--enforce-eager true \\",
         ),
     ],
+    "a look at the machine": [
+        *(
+            (f"{look}\nvllm serve a/b1 --seed 1", "a/b1;--seed 1", "GAP: not read")
+            for look in (
+                f"$ nvidia-smi\n{SMI}",
+                f"docker run --rm --gpus all nvidia/cuda:12.4 nvidia-smi\n{SMI}",
+                "docker run --gpus all nvidia/cuda:12.4 nvidia-smi -L",
+                "nvidia-smi --query-gpu=name --format=csv",
+                "docker exec -it x nvidia-smi && rocm-smi",
+            )
+        ),
+    ],
     "commands of other programs": [
         ("model: a/b-1\nray start --head \\\n  --block \\\n  --seed 1", "", "\n          --seed"),
         ("Model: a/b-1\npython x.py \\\n  --epochs 3", "not read", "\n          --epochs"),
@@ -108,6 +124,19 @@ FORMS = {
             "",
         ),
         ('[Service]\nEnvironment="VLLM_A=b c"\nExecStart=-/x/vllm serve a/b1 --seed 1', "b c", ""),
+        *(
+            (f"[Service]\n{unit}\nRestartSec=10\nUser=llm", f"{shown};--seed 1;-tp 2", "GAP: not")
+            for unit, shown in (
+                ("ExecStart=/x/vllm serve a/b1 \\\n  --seed 1 \\\n  -tp 2", "a/b1"),
+                ("ExecStart = /x/vllm serve \\\n  a/b1 --seed 1 \\\n  -tp 2", "a/b1"),
+                ("ExecStart=/usr/bin/env VLLM_A=1 \\\n vllm serve a/b1 --seed 1 -tp 2", "VLLM_A=1"),
+                ("ExecStart=/bin/bash -c 'vllm serve a/b1 \\\n  --seed 1 -tp 2'", "a/b1"),
+                (
+                    'Environment="VLLM_A=1" VLLM_B=2\nExecStart=vllm serve a/b1 --seed 1 -tp 2',
+                    "B=2",
+                ),
+            )
+        ),
         (
             "docker run -e VLLM_A=1 `\n vllm/vllm-openai:v0.20.0 `\n --model a/b -tp 2",
             "VLLM_A=1",
@@ -364,6 +393,50 @@ PROSE = {
         ("We set `VLLM_A` to `SLOW`.", "not read: “We set `VLLM_A` to `SLOW`.”", ""),
         ("```\nenvironment:\n  VLLM_A: SLOW\n```", "VLLM_A: SLOW”", ""),
     ],
+    "private names": [
+        ("It logs to /data/jdoe/log.txt 7 times.", "/data/[user]/log.txt 7", "jdoe"),
+        (
+            "It logs to /mnt/nas/team-a/models/x1.bin 7 times.",
+            "/mnt/[user]/[user]/models/x1",
+            "team",
+        ),
+        ("It has 7 files in /nfs/homes/jdoe.", "/nfs/homes/[user]", "jdoe"),
+        (r"It has 7 files in D:\jdoe\models\x1.", r"D:\[user]\models", "jdoe"),
+        ("```\n[jdoe@gpu17 ~]$ date 77\n```", "[[user]@[host] ~]$ date 77", "jdoe"),
+        ("```\njdoe@gpu17:/x$ date 77\n```", "[user]@[host]:/x$ date 77", "gpu17"),
+        (f"```\ncurl gpu17:8000/v1/completions -d '{BODY}'\n```", "request(", "gpu17"),
+        (
+            f"```\ncurl gpu17.x.org:8000/v1/completions -d '{BODY}'\n```".replace(
+                "hi", "/raid/al/x1"
+            ),
+            '{"prompt": "/raid/[user]/x1"',
+            "gpu17",
+        ),
+        (
+            f"```\ncurl [::1]:8000/v1/completions -d '{BODY}'\n```".replace(
+                "hi", "http://10.1.2.3/a"
+            ),
+            "GAP: request 1: http://[address]/a is on the reporter's machine: name one of yours",
+            "10.1",
+        ),
+        ("Models are in /data/models/hub 7 times.", "/data/models/hub 7", "[user]"),
+    ],
+    "letters": [
+        *(
+            (text, "", "GAP: not read")
+            for text in (
+                "Hi all, hello team 2!",
+                "Dear vLLM team of 2026,",
+                "Thanks in advance, you are 100% great!",
+                "Best regards,\nJane Doe\nTel: +49 170 1234567\nRoom 204",
+                "Mobile: 0170 1234567",
+                "Call me: +49 (170) 123-4567.",
+                "Sent from my iPhone 15",
+            )
+        ),
+        ("Hi, we run 17 images and it dies.", "“Hi, we run 17 images and it ….”", ""),
+        ("Thanks, it works with 300 tokens.", "“Thanks, it works with 300 tokens.”", ""),
+    ],
     "results": [
         ("It never crashes, but answers are wrong.", "errs)", "dies)"),
         ("It does not answer; I kill -9 it.", "by the words of the text;hangs)", "dies)"),
@@ -450,6 +523,10 @@ PROSE = {
     ],
 }
 WHOLE = [
+    *(
+        (f"{first}\n\n{SERVE}", "the title is not stated", 'title="' + first[:2])
+        for first in ("Works:", "Hi all,", "Here is my command:")
+    ),
     *(
         (f"{text}\n\nIt dies.", f"VLLM_A=SLOW \\\\\n;{quoted}", "VLLM_A=FAST \\")
         for text, quoted in (
