@@ -278,12 +278,17 @@ def _put_command(
                 made.gap(f"the value of {name} is not stated")
             for file in _FILE.findall(words):
                 made.gap(f"{file} is on the reporter's machine: name a file of yours")
+            if re.search(r"\[(?:host|address)\]", words):
+                made.gap(f"{flag.name} names a machine of the reporter: name one of yours")
             kept.append(flag)
     for name in _UNSET.findall(command.model_argument or ""):
         made.gap(f"the value of {name} is not stated")
     for setting in command.env:
         for mistake in variable_mistakes([setting]):
             made.guess(f"left out: {mistake}", "=".join(setting))
+    for name, value in (*command.env, *(command.container.env if command.container else ())):
+        if re.search(r"\[(?:host|address|user)\]", value):
+            made.gap(f"{name} names a place of the reporter: name one of yours")
     settings = (setting for setting in command.env if not variable_mistakes([setting]))
     box = command.container
     if box is not None:

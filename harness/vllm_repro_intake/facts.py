@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from packaging.version import InvalidVersion, Version
@@ -15,7 +15,7 @@ from vllm_repro_diagnosis.boot_facts import scheduler_dump
 from vllm_repro_diagnosis.diagnosis import Diagnosis, Phase, diagnose
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.log_text import read_lines
-from vllm_repro_intake.commands import ReportedCommand, find_commands
+from vllm_repro_intake.commands import ReportedCommand, find_commands, least_likely_last
 from vllm_repro_intake.requests import (
     COUNTS,
     Asked,
@@ -123,6 +123,7 @@ _VERSIONS = (
         r"(?<![\w./:\[\]-])(?P<image>[\w./:\[\]-]{0,120}?)vllm-openai(?:-\w+)?"
         r":v(?P<version>\d+\.\d+[\w.]*)"
     ),
+    re.compile(r"(?ai)(?<![a-z])vllm[_-]v?(?P<version>0\.\d+\.\d+)"),
     re.compile(rf"(?a)\bvllm ?==? ?v?(?P<version>\d+\.\d+[\w.+]*{_PRE})"),
     re.compile(
         r"(?ai)\bv?LLM\b[^\n.;,]{0,60}?(?<![\w.])v?(?P<version>0\.[1-9]\d?\.\d{1,2}[\w.+]*"
@@ -133,7 +134,8 @@ _RELEASE = rf"v?(?P<version>0\.[1-9]\d?\.\d{{1,2}}(?:{_PRE}|\.\d+)*)(?![\w.]*\d)
 _TITLE_VERSION = re.compile(rf"(?a)(?<![\w.])(?:v(?=0)|(?<=\bto )|(?<=[:(\]] )){_RELEASE}")
 _BARE_VERSION = re.compile(
     rf"(?ai)(?:(?<![\w.])(?:\b(?:to|on|in|with|of|is|at|since|version|release|and|run|running"
-    rf"|use|using) |[:(：（] ?|\A|(?<=\n)|(?<=\bv))|\b(?:vllm|version|release|build)\b[\"'`* ]*"
+    rf"|use|using) |[:(：（] ?|\A|(?<=[\n。])|(?<=[.!?;] )|(?<=\bv))"
+    rf"|\b(?:vllm|version|release|build)\b[\"'`* ]*"
     rf"[:=|：][\"'`* ]*){_RELEASE}"
 )
 _LAST_OF_RANGE = re.compile(
@@ -143,7 +145,8 @@ _LAST_OF_RANGE = re.compile(
 _SOURCE = re.compile(r"(?i)\b(?:install\w*|built|pulled|wheels?|image) from \S+ ")
 """Words after `from` that are no sign of an older release: "installed from PyPI"."""
 _OLDER = re.compile(
-    r"(?i)(?<!starting )(?<!start )\b(?:from|until|up to|before|prior to|not (?:in|on|with)) v?$"
+    r"(?i)(?<!starting )(?<!start )\b(?:from|between|until|up to|before|prior to"
+    r"|not (?:in|on|with)) v?$"
 )
 _LACKS = (
     r"(?:works?|worked|working|(?<!the )(?:fine|ok(?:ay)?|good)|stable|pass(?:es|ed)?|unaffected"
@@ -160,9 +163,9 @@ _SHOWS = (
 _NOT = r"(?:\b(?:not|never|without|cannot|no longer|no)|n[\u2019']?t) (?:(?:yet|be|been|any) )?"
 OUTCOME = re.compile(
     rf"(?P<lacks>{_NOT}(?:{_SHOWS}|(?:such |more )?(?:problem|issue)s?)(?!\w)"
-    r"|没有|不会|正常|✅|✔)"
+    r"|没有|不会|正常|✅|✔|(?:発生し|起き|落ち)ません|問題(?:ない|ありません))"
     rf"|(?P<shows>{_NOT}(?:{_LACKS}|help|boot|start|run|serve|load|answer|respond)(?!\w)"
-    r"|崩溃|报错|卡死|❌|✗)"
+    r"|崩溃|报错|卡死|❌|✗|落ち(?:る|ます)|没有用|無効)"
     rf"|(?<![\w-])(?:(?P<good>{_LACKS})|(?P<bad>{_SHOWS}))(?![\w-])",
     re.IGNORECASE,
 )
@@ -180,7 +183,7 @@ _BESIDE = re.compile(
 _UNDER = re.compile(r"(?i)--|\d\.\d|\b(?:with(?:out)?|if|when|unless|using|on|and)\b|=")
 """Words of a condition, between a release and its outcome."""
 _IN_LIST = re.compile(
-    r"(?ai)(?:(?<=[\n|(:,;/~&–])|(?<=[-*•|(:,;/~&–.!?] )|\b(?:and|or|to|both|tested|tried"
+    r"(?ai)(?:(?<=[\n|(:,;/~&–。，；、])|(?<=[-*•|(:,;/~&–.!?] )|\b(?:and|or|to|both|tested|tried"
     rf"|{_LACKS}|{_SHOWS}) )[`*\"]*{_RELEASE}"
 )
 """A release in a list, a cell or beside an outcome, of which the text states what it does."""
@@ -233,6 +236,8 @@ _NO_GPU = re.compile(
     r"|\bGPUs?[*\"` ]*[:=|][*\"` |]*(?:none|no)\b"
     r"|\bCPU[- ](?:build|backend|only)\b|\bvllm-openai-cpu\b|\bVLLM_CPU_KVCACHE_SPACE\b"
 )
+_ROLE = re.compile(r"(?i)\b(?:prefill|decode)")
+"""The server of several that has the bug."""
 _COUNT = rf"(?i:(?<![\w.])(?P<count>\d{{1,2}}|{'|'.join(COUNTS)})[ -])"
 _NODES = re.compile(rf"{_COUNT}(?:[\w.]+[ -])?nodes\b")
 _GPU_COUNT = re.compile(rf"(?!0){_COUNT}(?:NVIDIA |AMD )?GPUs?\b(?! (?:hit|block|KV|token|mem))")
@@ -320,10 +325,19 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
     diagnosis = diagnose(text)
     if diagnosis.root is None and more:
         diagnosis = diagnose(more)
+    title = _title(text)
+    symptom = _symptom(title, sentences)
+    if role := _ROLE.search(symptom.words):
+        commands = [
+            replace(
+                each, times=each.times + (role[0].lower() in each.above.partition("\n")[2].lower())
+            )
+            for each in commands
+        ]
+        commands.sort(key=least_likely_last)
     command = commands[0].command if commands else ServeCommand(flags=())
     tried, unclear = find_tried([*sentences, *statements(read_blocks(more))], command)
     issue = issue or _issue(text)
-    title = _title(text)
     requests = find_requests(
         blocks,
         sentences,
@@ -354,7 +368,7 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
         unclear=tuple(unclear),
         diagnosis=diagnosis,
         phase=diagnosis.phase or _phase(title, requests, sentences),
-        symptom=_symptom(title, sentences),
+        symptom=symptom,
         answer=answer_length(text),
         blocks=tuple(blocks),
     )
@@ -455,13 +469,19 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Stat
         clean -= {logged}
     seen: set[str] = set()
     for release in sorted(
-        stated, key=lambda each: (each.value in clean, "dev" in each.value and each.value != logged)
+        stated,
+        key=lambda each: (
+            each.value in clean,
+            {True, False} <= senses[each.value],
+            "dev" in each.value and each.value != logged,
+        ),
     ):
         with suppress(InvalidVersion):
             version = str(Version(release.value))
             if version not in seen and not any(each.startswith(f"{version}+") for each in seen):
                 seen.add(version)
-                has_it = release.value not in clean and (True in senses[release.value] or None)
+                known = senses[release.value] - {None}
+                has_it = False if release.value in clean else True if known == {True} else None
                 used = (
                     each.used[0]
                     for each in stated
@@ -517,7 +537,7 @@ def _is_of_other_product(match: re.Match[str]) -> bool:
     if named := re.search(r"(?im)^\W*name\W+([\w.-]+).*\n.*\Z", before):
         return named[1] != "vllm"
     products = [*_PRODUCT.finditer(line)]
-    if not products:
+    if not products or re.search(r"(?i)vllm[_-]v?$", line):
         return bool(re.search(r"(?i)\b(?:image|tag)\b\W*(?:(?:is|was|version)\b)?\W*v?$", line))
     return not products[-1]["ours"] and not re.search(
         r"(?i) (?:on|in|at|since|with) ", line[products[-1].end() :]

@@ -593,6 +593,7 @@ _FAILS = re.compile(
     r"|\b(?:does|did|do)(?:n[o']?t| not)"
     r" (?:help|fix|work|resolve|matter|avoid|change|affect|prevent)|\bnot influenced"
     r"|\bno (?:effect|difference|improvement|change)|\bnothing changes|[:,] same\b"
+    r"|(?:→|->|=>|\|) ?(?:crash\w*|wrong|fail\w*|hang\w*|bad|die[sd]|garbage|❌)(?!\w)"
     rf"|\balso (?:crash|fail)\w*|\b{_THE_BUG}(?:persists?|remains?)\b"
     r"|\b(?:happens|occurs) (?:too|also|anyway)",
     re.IGNORECASE,
@@ -609,7 +610,8 @@ _WORKS = re.compile(
     r"|\b(?:solve|cure)[sd]?\b|\bhelps\b"
     r"|\b(?:does|did)(?:n't| not) (?:crash|happen|occur|reproduce|hang|die)|\b(?:runs?|is|was|are)"
     r" (?:fine|ok(?:ay)?)\b"
-    r"|(?:→|->|=>|:|\|) ?(?:fine|ok|good)\b|\bstarts? (?:normally|fine|up|again|ok(?:ay)?)\b"
+    r"|(?:→|->|=>|:|\|) ?(?:fine|ok|good|right|correct|passed|✅)(?!\w)"
+    r"|\bstarts? (?:normally|fine|up|again|ok(?:ay)?)\b"
     r"|\bstart normally\b|\bserves\b|\bpass(?:es|ed)\b|\baccepted\b|\bsurvive[sd]?\b"
     r"|\bfinish(?:es|ed)\b|\bnormally\b|\b(?:is|are|was|were) (?:right|correct|good|gone)\b",
     re.IGNORECASE,

@@ -44,6 +44,16 @@ _SENT_TO = re.compile(
     r"(?<![\w./@\[-])(?!localhost|host\.docker)(?=[\w.-]*[a-z])[\w-]+(?:\.[\w-]+)*(?=:\d{2,5}/v\d/)"
 )
 """A host in an address without a scheme."""
+_HOST = re.compile(
+    r"(?<![\w./@:-])(?![\w.-]*(?:github|huggingface|nvidia|pytorch|vllm|openai|docker|python)\.)"
+    r"(?=[a-z0-9.]*[\d-])[a-z][a-z0-9-]*(?:\.[a-z0-9-]+)*\.(?:com|net|org|edu|gov|io|de|fr|eu|uk|ru|cn|jp)\b"
+    r"(?![\w/-]|\.\w)"
+)
+_PHONE = re.compile(
+    r"(?i:(?<=tel )|(?<=tel: )|(?<=phone )|(?<=phone: )|(?<=mobile )|(?<=mobile: )|(?<=fax: )"
+    r"|(?<!\S)(?=\+))"
+    r"\+?\(?\d[\d ()./-]{6,}\d(?: ext\.? ?\d+)?"
+)
 _PROMPT = re.compile(r"(?m)(?<![\w.@-])[a-z_][\w.-]*@[\w.-]+(?=[ :][^\n\]$#%]{0,60}\]?[$#%] )")
 LONGEST = 10_000
 """Longest command, call or line that is read, in characters.
@@ -56,7 +66,8 @@ GLUED = re.compile(
 )
 """Border of two cells of a table that a web page lost."""
 _SENTENCE_END = re.compile(
-    r"(?<=[.!?;])(?<!^\d\.)(?<!^\d\d\.)[ \t]+(?=[A-Z`*(]|--|[a-z]+_)|(?<=[。！？])"
+    r"(?<=[.!?;])(?<!^\d\.)(?<!^\d\d\.)[ \t]+(?=[A-Z`*(])|(?<=[。！？])"
+    r"|(?<=[\w)`][.!?;])(?<!^\d\.)[ \t]+(?=--|[a-z]\w*[=_]|v?\d+\.\d+\.\d)"
 )
 
 
@@ -90,7 +101,8 @@ def clean(text: str) -> str:
     filled = [line for line in lines if line.strip()]
     if filled and sum(line.lstrip().startswith(">") for line in filled) * 2 > len(filled):
         lines = [re.sub(r"^(?:[ \t]*> ?)+", "", line) for line in lines]
-    text = _SHARED.sub(_without_owner, "\n".join(lines))
+    text = _PHONE.sub("[phone]", _SHARED.sub(_without_owner, "\n".join(lines)))
+    text = _HOST.sub("[host]", text)
     return _PROMPT.sub("[user]@[host]", _SENT_TO.sub("[host]", text))
 
 

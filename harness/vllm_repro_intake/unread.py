@@ -63,7 +63,7 @@ _OF_SMI = re.compile(r"\s*[|+].*[|+]\s*$|\w{3} \w{3} +\d+ [\d:]+ \d{4}$")
 _OF_MACHINE = re.compile(
     r"(?:ExecStartP|ExecStop|ExecReload|Restart|Timeout|StartLimit|Kill|Standard|Syslog|Watchdog)\w*="
     r"|(?:User|Group|WantedBy|After|Wants|Requires|Type|Description|WorkingDirectory)="
-    r"|(?!.*vllm).*\b(?:nvidia|rocm|amd)-smi\b"
+    r"|(?!.*vllm).*\b(?:nvidia|rocm|amd)-smi\b|\s*- [\"']?\d+:\d+[\"']?$"
 )
 """A line of a systemd unit, or a look at the machine, that a reproduction does not need."""
 _FRAME = re.compile(r"\bFile \"[^\"]+\", line \d+")
@@ -81,9 +81,7 @@ _OF_A_BOX = re.compile(
 """Options of a container that a reproduction does not need."""
 _IN_A_BOX = re.compile(r"\b(?:docker|podman|nerdctl)\s+(?:container\s+)?run\s")
 _LINK = re.compile(
-    r"(?i:\b(?:tel|telephone|phone|mobile|cell|fax)\b\W*|(?<!\S)\+)"
-    r"\(?\d[\d ()./-]{6,}\d(?: ext\.? ?\d+)?"
-    r"|\d?>>?&?\d?|(?:https?://)?[\w.\[\]-]+:\d+(?=/)"
+    r"\d?>>?&?\d?|(?:https?://)?[\w.\[\]-]+:\d+(?=/)"
     r"|https?://(?:[\w-]+\.)+[a-z]{2,}(?!:\d)[^\s)\"'>]*|(?<![\w/])[\w./-]*#\d+\b"
 )
 SENDS = re.compile(
@@ -109,7 +107,9 @@ _ROUTE = re.compile(
 )
 _TICKED = re.compile(r"`([a-z]+(?:_[a-z0-9]+)+)(?=[=:`])")
 _FIELD = re.compile(r"[\"'](\w+)[\"']\s*:|(?<![\w.-])([a-z]\w*)=(?![=\s])")
-_PAIR = re.compile(r"(?a)[\"']?(\w[\w-]*)[\"']?\s*[:=]\s*(-?\d+(?:\.\d+)?)(?![\w.])")
+_PAIR = re.compile(
+    r"(?a)[\"']?(\w[\w-]*)[\"']?\s*[:=]\s*(-?\d+(?:\.\d+)?|[Tt]rue|[Ff]alse)(?![\w.]*\w)"
+)
 _OF_A_CLIENT = frozenset(
     [
         *(
@@ -145,7 +145,7 @@ _TELLS = re.compile(
     r"|leaving out|alone|not affected|unaffected|only (?:if|when|with|in|on|for|happens|occurs)"
     r"|cures?|helps?|stops? it"
     r"|(?:dis|en)abl(?:ed|ing)|turn(?:ed|ing) o(?:n|ff)|restart\w*|normally|(?<!-)serve[sd](?!-)"
-    r"|pass(?:es|ed)?|accepted"
+    r"|pass(?:es|ed)?|accepted|depends? on|required|needed"
     r"|(?:is|are|was|were) (?:right|correct)"
     r"|(?:does|did|do)(?: not|n't) (?:segfault|happen|occur|reproduce)|never happens"
     r"|makes it start)\b"
@@ -203,7 +203,7 @@ def unread(
         if not code and (again or text in everything[1]):
             continue
         if (lost and (SENDS.search(text) or (code and _OF_A_BODY.search(text)))) or any(
-            _missing(rest, code, *everything, made_up)
+            _missing(rest if at else _TELLS.sub("…", rest), code, *everything, made_up)
         ):
             parts.append((at, rest, code))
     joined: list[str] = []
@@ -288,6 +288,7 @@ def _missing(
             or (not steers_vllm(name) and _has(values, value))
         ):
             yield match[0]
+    plain = _SETTING.sub(" ", plain)
     names = [
         *_VARIABLE.findall(text),
         *_TICKED.findall(text),
@@ -301,15 +302,17 @@ def _missing(
             {name for pair in _FIELD.findall(text) for name in pair if name} - _OF_A_CLIENT
         )
     for name in names:
-        if not (_has(everything, name) or _has(everything, f"--{name.replace('_', '-')}")):
+        if not (_has(everything, name) or _has(everything, f"--{_dashed(name)}")):
             yield name
     numbers = {_value(match) for match in _NUMBER.finditer(values)}.difference(made_up)
-    pairs = set(_PAIR.findall(everything))
-    for name, number in _PAIR.findall(plain):
-        flag = re.search(rf"--{re.escape(name.replace('_', '-'))}[ =]{number}\b", everything)
+    pairs = {(name, value.lower()) for name, value in _PAIR.findall(everything)}
+    for name, value in _PAIR.findall(plain):
+        on = {"true": "--", "false": "--no-"}.get(value.lower())
+        written = rf"{on or '--'}{re.escape(_dashed(name))}" + ("" if on else rf"[ =]{value}")
+        flag = re.search(rf"{written}\b", everything)
         # A variable of a shell has its value in the command.
-        if not ((name, number) in pairs or flag or (name.isupper() and number in numbers)):
-            yield number
+        if not ((name, value.lower()) in pairs or flag or (name.isupper() and value in numbers)):
+            yield value
     plain = _PAIR.sub(" ", plain)
     for match in _NUMBER.finditer(plain):
         value = _value(match)
@@ -336,6 +339,11 @@ def _rest(text: str, used: Sequence[Used]) -> str:
                     blank = "\0" * len(match[0])
                     rest = f"{rest[: match.start()]}{blank}{rest[match.end() :]}"
     return re.sub(r"\0[\0\s]*\0|\0", "…", rest)
+
+
+def _dashed(name: str) -> str:
+    """Return `max_model_len` or `maxModelLen` as `max-model-len`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_", "-", name).lower()
 
 
 def _has(text: str, name: str) -> bool:

@@ -20,6 +20,7 @@ SMI = (
     "Mon Nov 30 01:52:40 2026\n+------+\n| NVIDIA-SMI 535.104.05   Driver Version: 535.104.05 |\n"
     "| N/A   33C    P0    70W / 700W |      0MiB / 81559MiB |      0%      Default |\n+-----+"
 )
+PAIR = "Prefill:\n```\nvllm serve a/b1 --port 1\n```\n\nDecode:\n```\nvllm serve a/b1 --port 2\n```"
 BENCH = f"{SERVE}\n\n```\nvllm bench serve --random-input-len 96"
 FORMS = {
     "variables of a shell": [
@@ -347,6 +348,14 @@ PROSE = {
                 "It hangs with 0.24.0. 0.23.0 没有问题。",
             )
         ),
+        (
+            "Regression between v0.23.0 and v0.24.0; 0.23.0 is good.",
+            "==0.24.0",
+            "has the bug: 0.23",
+        ),
+        ("Image: rocm/vllm:rocm6.4_vllm_0.24.0", "==0.24.0", "release is not stated"),
+        ("It uses vllm-0.24.0-cp312.whl.", "==0.24.0", "release is not stated"),
+        ("It hangs. 0.24.0 on a box.", "==0.24.0", "release is not stated"),
         ("It dies. Broken in 0.24.0–0.26.0.", "==0.24.0;also has the bug: 0.26.0", "older"),
         ("Upgrading from 0.24.0 to 0.25.0 did not help.", "==0.25.0", "older: 0.25"),
         ("With 0.24.0 and --enforce-eager it works.", "==0.24.0", "older: 0.24"),
@@ -390,6 +399,8 @@ PROSE = {
             "",
         ),
         ("| VLLM_A | SLOW |", "not read: “| VLLM_A | SLOW |”", ""),
+        ("It dies. ignore_eos=true is on.", "not read: “ignore_eos=true is on.”", ""),
+        ("```\nautoPull: false\nseed: 1\n```", "not read: “autoPull: false", ""),
         ("We set `VLLM_A` to `SLOW`.", "not read: “We set `VLLM_A` to `SLOW`.”", ""),
         ("```\nenvironment:\n  VLLM_A: SLOW\n```", "VLLM_A: SLOW”", ""),
     ],
@@ -419,6 +430,10 @@ PROSE = {
             "GAP: request 1: http://[address]/a is on the reporter's machine: name one of yours",
             "10.1",
         ),
+        ("Bob (phone +1 555 010 9999) saw 7 of them on 0.24.0.", "phone [phone]) saw 7", "9999"),
+        ("Phone: 0170 1234567. It dies.", "", "1234567"),
+        ("It dies on gpu-prod-03.bigcorp.com 7 times.", "on [host] 7 times", "bigcorp"),
+        ("It dies on n17.cluster.uni-x.de 7 times.", "on [host] 7 times", "uni"),
         ("Models are in /data/models/hub 7 times.", "/data/models/hub 7", "[user]"),
     ],
     "letters": [
@@ -518,11 +533,22 @@ PROSE = {
     "parts that no command has": [
         ("```\n- name: LMCACHE_AB\n  value: x\n- name: MY_URL\n  value: y\n```", "MY_URL", ""),
         ("```\n- name: LMCACHE_AB\n  value: x\n```", "not read: “- name: LMCACHE_AB", ""),
-        ("```\nlmcacheConfig:\n  enabled: true\n```", "not read: “lmcacheConfig:”", ""),
+        (
+            "```\nlmcacheConfig:\n  enabled: true\n```",
+            "not read: “lmcacheConfig: ⏎ enabled: true”",
+            "",
+        ),
         ("It runs in `corp/fork:1.2-b3` there.", "corp/fork:1.2-b3", ""),
     ],
 }
 WHOLE = [
+    # the server that has the bug
+    *(
+        (f"# The {role} server dies\n\n{PAIR}", f"--port {port};not taken: “", "several commands")
+        for role, port in (("prefill", 1), ("decode", 2), ("Decode", 2))
+    ),
+    ("VLLM_A=10.1.2.3 vllm serve a/b1", "GAP: VLLM_A names a place of the reporter", "10.1"),
+    ("vllm serve a/b1 --master-addr 10.1.2.3", "GAP: --master-addr names a machine", "10.1"),
     *(
         (f"{first}\n\n{SERVE}", "the title is not stated", 'title="' + first[:2])
         for first in ("Works:", "Hi all,", "Here is my command:")

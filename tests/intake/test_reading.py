@@ -584,6 +584,8 @@ TRIED = [
     ),
     ("--max-num-seqs 8 crashes, --enforce-eager works.", {"with --enforce-eager": "lives"}),
     # unclear, not tried, or no change of the command
+    ("| --enforce-eager | right |", {"with --enforce-eager": "lives"}),
+    ("| `--max-num-seqs 8` | crash |", {"with --max-num-seqs 8": "dies"}),
     ("With --max-num-seqs 8 it crashes.", {}),
     ("With some_option=True it works.", {}),
     ("VLLM_USE_DEEP_GEMM=0 with --enforce-eager works.", {}),
