@@ -430,7 +430,7 @@ def _parsed(
             return
         unread.append(f"{shortened(text, 80)!r}: {error}")
         try:
-            command = parse(_FLAG_OF_VARIABLE.sub("", text))
+            command = parse(_FLAG_OF_VARIABLE.sub("", re.sub(r"\s+\([^()\n]*\)\s*$", "", text)))
         except CommandError:
             return
         unread.pop()

@@ -157,9 +157,8 @@ class Draft:
     def put(self, name: str, value: Any) -> None:
         """Write a field of the scenario file; keep its value to find what was not read."""
         self.file.put(name, value)
-        # A known model's shape is not of the text.
-        # Nor are the numbers of the title read.
-        text = "" if name in {"model", "title"} else literal(value)
+        # A known model's shape is not of the text, and the rest of a title or message is not read.
+        text = "" if name in {"model", "title", "signature"} else literal(value)
         # Of the comments on arms only a part was read.
         self.values.append(re.sub(r"(?m)^\s*# “.*$", "", text) if name == "arms" else text)
 
@@ -546,7 +545,9 @@ def _number(command: ServeCommand, name: str) -> int:
         return 0
 
 
-_EXCEPTION = re.compile(r"\b[A-Z]\w{2,40}(?:Error|Exception)\b(?:: [^\n`|\x22]{1,150})?")
+_EXCEPTION = re.compile(
+    r"\b[A-Z]\w{2,40}(?:Error|Exception)\b(?:: (?:(?!\. [A-Z])[^\n`|\x22]){1,150})?"
+)
 
 
 def _put_signature(made: Draft, facts: Facts) -> None:

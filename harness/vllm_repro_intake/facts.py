@@ -165,7 +165,7 @@ OUTCOME = re.compile(
     rf"(?P<lacks>{_NOT}(?:{_SHOWS}|(?:such |more )?(?:problem|issue)s?)(?!\w)"
     r"|没有|不会|正常|✅|✔|(?:発生し|起き|落ち)ません|問題(?:ない|ありません))"
     rf"|(?P<shows>{_NOT}(?:{_LACKS}|help|boot|start|run|serve|load|answer|respond)(?!\w)"
-    r"|崩溃|报错|卡死|❌|✗|落ち(?:る|ます)|没有用|無効)"
+    r"|崩溃|报错|卡死|有问题|❌|✗|落ち(?:る|ます)|没有用|無効)"
     rf"|(?<![\w-])(?:(?P<good>{_LACKS})|(?P<bad>{_SHOWS}))(?![\w-])",
     re.IGNORECASE,
 )
@@ -529,6 +529,8 @@ def _is_of_other_product(match: re.Match[str]) -> bool:
     if (image := match.groupdict().get("image")) is not None:
         return not re.fullmatch(r"(?:\S*/)?vllm/|[^/]*[.:\]][^/]*/|", image)
     before = match.string[: match.start("version")]
+    if re.match(r"(?i)\.? (?:of|from) (?!v?llm\b)[a-z]", match.string[match.end("version") :]):
+        return True
     line = re.split(r"[\n,;,；。、]", before)[-1]
     if tag := re.search(r"(?a)(?P<image>[\w./\[\]-]*\w)[:@]v?$", line):
         return not re.search(
@@ -560,7 +562,7 @@ def _shows(match: re.Match[str]) -> tuple[bool | None, Used]:
         return bad, (whole, (itself, *(each[0] for each in outcomes[:1])))
     outcome = _BESIDE.match(after)
     if outcome is None and _OLDER.search(before) and not re.match(r" on(?:wards?)?\b|\+", after):
-        return False, (whole, (itself,))
+        return False, (whole, (itself, *(each[0] for each in OUTCOME.finditer(before))))
     if outcome is None and (labels := [*OUTCOME.finditer(before)]):
         between = re.sub(_BEFORE_NEXT, "", before[labels[-1].end() :])
         outcome = None if re.search(r"--|=|[,、]| and ", between) else labels[-1]

@@ -594,7 +594,8 @@ _FAILS = re.compile(
     r" (?:help|fix|work|resolve|matter|avoid|change|affect|prevent)|\bnot influenced"
     r"|\bno (?:effect|difference|improvement|change)|\bnothing changes|[:,] same\b"
     r"|(?:→|->|=>|\|) ?(?:crash\w*|wrong|fail\w*|hang\w*|bad|die[sd]|garbage|❌)(?!\w)"
-    rf"|\balso (?:crash|fail)\w*|\b{_THE_BUG}(?:persists?|remains?)\b"
+    rf"|\balso (?:crash|fail)\w*|\b(?:crash|fail|hang|die)\w* (?:as well|too|anyway|again)\b"
+    rf"|\b{_THE_BUG}(?:persists?|remains?)\b"
     r"|\b(?:happens|occurs) (?:too|also|anyway)",
     re.IGNORECASE,
 )

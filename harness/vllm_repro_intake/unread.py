@@ -136,7 +136,7 @@ _TOGETHER = re.compile(
 """Number of requests that code sends at once."""
 _PAUSE = re.compile(
     r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\b(?:time|asyncio)\.sleep\("
-    r"|\s#.*\b(?:tried|works?|crash\w*|fails?|hangs?|clos\w+|abort\w*|cancel\w*|disconnect\w*)\b"
+    r"|(?:^|\s)#.*\b(?:tried|works?|crash\w*|fails?|hangs?|clos\w+|abort\w*|cancel\w*|disconnect\w*)\b"
 )
 """A pause, or a comment on a result."""
 _TELLS = re.compile(

@@ -354,6 +354,9 @@ PROSE = {
             "has the bug: 0.23",
         ),
         ("Image: rocm/vllm:rocm6.4_vllm_0.24.0", "==0.24.0", "release is not stated"),
+        ("It works with 0.5.1 of sglang. vLLM 0.24.0 dies.", "==0.24.0", "older: 0.5.1"),
+        ("It works with 0.6.2 from flashinfer. vLLM 0.24.0 dies.", "==0.24.0", "older: 0.6.2"),
+        ("版本：0.24.0、0.24.1 都有问题，0.23.0 正常。", "has the bug: 0.24.1;older: 0.23.0", ""),
         ("It uses vllm-0.24.0-cp312.whl.", "==0.24.0", "release is not stated"),
         ("It hangs. 0.24.0 on a box.", "==0.24.0", "release is not stated"),
         ("It dies. Broken in 0.24.0–0.26.0.", "==0.24.0;also has the bug: 0.26.0", "older"),
@@ -400,6 +403,13 @@ PROSE = {
         ),
         ("| VLLM_A | SLOW |", "not read: “| VLLM_A | SLOW |”", ""),
         ("It dies. ignore_eos=true is on.", "not read: “ignore_eos=true is on.”", ""),
+        (
+            "```\n# works\nvllm serve a/b1\n# crashes\nvllm serve a/b2\n```",
+            "not read: “# works … # crashes”",
+            "",
+        ),
+        ("It dies: ValueError: bad. Setting 17 of them works.", "“Setting 17 of them works.”", ""),
+        ("It fails (IndexError: bad). Torch 2.9.7 works.", "not read: “Torch 2.9.7 works.”", ""),
         ("```\nautoPull: false\nseed: 1\n```", "not read: “autoPull: false", ""),
         ("We set `VLLM_A` to `SLOW`.", "not read: “We set `VLLM_A` to `SLOW`.”", ""),
         ("```\nenvironment:\n  VLLM_A: SLOW\n```", "VLLM_A: SLOW”", ""),
@@ -542,6 +552,8 @@ PROSE = {
     ],
 }
 WHOLE = [
+    ("vllm serve a/b1 --seed 1   (vLLM 0.24.0, on a box)\n\nIt dies.", "--seed 1", "no command"),
+    ("vllm serve a/b1 --seed 1 (as root)\n\nIt dies.", "--seed 1", "no command"),
     # the server that has the bug
     *(
         (f"# The {role} server dies\n\n{PAIR}", f"--port {port};not taken: “", "several commands")

@@ -586,6 +586,7 @@ TRIED = [
     # unclear, not tried, or no change of the command
     ("| --enforce-eager | right |", {"with --enforce-eager": "lives"}),
     ("| `--max-num-seqs 8` | crash |", {"with --max-num-seqs 8": "dies"}),
+    ("With --enforce-eager it crashes as well.", {"with --enforce-eager": "dies"}),
     ("With --max-num-seqs 8 it crashes.", {}),
     ("With some_option=True it works.", {}),
     ("VLLM_USE_DEEP_GEMM=0 with --enforce-eager works.", {}),
