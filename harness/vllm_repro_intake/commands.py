@@ -32,7 +32,8 @@ from vllm_repro_intake.text import LONGEST, Block, environment, shortened
 _LEAD = (
     r"[ \t]*(?:(?:\([^()\n]*\)[ \t]*)?(?:[\w.\[\]-]+@[\w.\[\]-]+[^\n$%#]{0,80})?[$%#>]["
     r" \t]+|(?:CMD|RUN|[-*•+])[ \t]+|(?:INFO|DEBUG) [^\n]{0,80}\][ \t]+"
-    r"|[^\n:：]{0,30}(?i:command|\bcmd|命令)[^\n:：]{0,10}[:：][ \t]+)?"
+    r"|[^\n:：]{0,30}(?i:command|\bcmd|命令)[^\n:：]{0,10}[:：][ \t]+"
+    r"|[^\n:：`]{0,40}[:：][ \t]+(?=vllm[ \t]+serve[ \t]))?"
 )
 _PREFIX = (
     r"(?:(?:[A-Za-z_]\w*=(?:'[^'\n]*'|\"[^\"\n]*\"|\S*)|sudo|env|exec|nohup|time|numactl"
@@ -104,11 +105,13 @@ _DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")  # compose reads ${NAME:-value} so
 _MARKER = re.compile(r"(?<!['\"])\[redacted:[\w-]+\](?!['\"])")
 _SCRIPT = re.compile(r"\bvllm serve |api_server ")
 _GOOD_HEADING = re.compile(
-    r"repro|crash|fail|\bdies\b|command|steps|launch|server|describe the bug|how (?:you|to)",
+    r"repro|crash|fail|(?<![\w/])bad\b|broken|\bdies\b|command|steps|launch|server|describe the bug"
+    r"|how (?:you|to)",
     re.IGNORECASE,
 )
 _OTHER_HEADING = re.compile(
-    r"works?\b|workaround|expected|benchmark|fix notes|test plan|comparison|validation|client",
+    r"works?\b|(?<![\w/])(?:good|fine|ok)\b"
+    r"|workaround|expected|benchmark|fix notes|test plan|comparison|validation|client",
     re.IGNORECASE,
 )
 _ASSIGNED = re.compile(
@@ -121,6 +124,7 @@ _LEAST_OF_FILE = 2
 _MOST_CALLS = 50
 _UNREADABLE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 _T = TypeVar("_T")
+_Service = tuple[str, str, list[str], list[tuple[str, str]]]
 Variables = dict[str, tuple[bool | None, str]]
 """(exported, value) of each variable of a shell; None instead of a bool: prose states the value."""
 
@@ -467,7 +471,7 @@ def _listed(block: Block, model: str) -> Iterator[ReportedCommand]:
             loaded = (yaml.safe_load if how == "YAML" else json.loads)(text)
             services += [(how, service) for service in _services(loaded)]
             break
-    for how, (image, words, variables) in services:
+    for how, (name, image, words, variables) in services:
         starts = (word == "serve" or "api_server" in word for word in words)
         end = next(compress(count(1), starts), 0)
         arguments = words[end:]
@@ -488,11 +492,12 @@ def _listed(block: Block, model: str) -> Iterator[ReportedCommand]:
         except CommandError:
             continue
         part = "" if image or named or end else " list of arguments, perhaps a part of them"
-        yield ReportedCommand(command, shortened(" ".join(words)), how + part, block.above)
+        above = f"{block.above}\n{name}"
+        yield ReportedCommand(command, shortened(" ".join(words)), how + part, above)
 
 
-def _dockerfile(text: str) -> Iterator[tuple[str, list[str], list[tuple[str, str]]]]:
-    """Yield (image, words of the command, variables) of a Dockerfile that starts a server."""
+def _dockerfile(text: str) -> Iterator[_Service]:
+    """Yield ("", image, words of the command, variables) of a Dockerfile that starts a server."""
     lines = re.sub(r"\\[ \t]*\n", " ", text)
     images = re.findall(r"(?m)^[ \t]*FROM[ \t]+(\S+)", lines)
     items: dict[str, list[str]] = {"ENV": [], "ENTRYPOINT": [], "CMD": []}
@@ -501,11 +506,11 @@ def _dockerfile(text: str) -> Iterator[tuple[str, list[str], list[tuple[str, str
             items[name] += json.loads(value) if value.startswith("[") else shlex.split(value)
     words = _words(items["ENTRYPOINT"] + items["CMD"])
     if images and words and "vllm" in f"{images[-1]} {' '.join(words)}":
-        yield images[-1], words, _variables(items["ENV"])
+        yield "", images[-1], words, _variables(items["ENV"])
 
 
-def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str]]]]:
-    """Yield (image, words of the command, variables) of each service in a document.
+def _services(loaded: Any) -> Iterator[_Service]:
+    """Yield (name, image, words of the command, variables) of each service in a document.
 
     A bare list of arguments has only words.
     """
@@ -530,17 +535,18 @@ def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str
             names = (name, image, *words, *map(str, node), str(node.get("name")))
             if words and any("vllm" in word.lower() for word in names):
                 yield (
+                    name,
                     _DEFAULT.sub(r"\1", image),
                     words,
                     _variables(node.get("environment") or node.get("env")),
                 )
             elif _known(node) > max(_LEAST_OF_FILE, len(node) // 2):
-                yield "", _options(node), []
+                yield "", "", _options(node), []
             else:
                 waiting += [(str(key), item) for key, item in list(node.items())[:_MOST_NODES]]
         elif isinstance(node, list):
             if any(isinstance(item, str) and item.startswith("--") for item in node):
-                yield "", _words(node), []
+                yield "", "", _words(node), []
             else:
                 waiting += [("", item) for item in node[:_MOST_NODES]]
 

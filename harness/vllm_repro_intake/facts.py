@@ -133,8 +133,8 @@ _VERSIONS = (
 _RELEASE = rf"v?(?P<version>0\.[1-9]\d?\.\d{{1,2}}(?:{_PRE}|\.\d+)*)(?![\w.]*\d)"
 _TITLE_VERSION = re.compile(rf"(?a)(?<![\w.])(?:v(?=0)|(?<=\bto )|(?<=[:(\]] )){_RELEASE}")
 _BARE_VERSION = re.compile(
-    rf"(?ai)(?:(?<![\w.])(?:\b(?:to|on|in|with|of|is|at|since|version|release|and|run|running"
-    rf"|use|using) |[:(：（] ?|\A|(?<=[\n。])|(?<=[.!?;] )|(?<=\bv))"
+    rf"(?ai)(?:(?<![\w.])(?:\b(?:to|on|in|with|is|at|since|version|release|and|run|running"
+    rf"|use|using) |[:(：（] ?|\A|(?<=[\n。])|(?<=[.!?;,] )|(?<=\bv))"
     rf"|\b(?:vllm|version|release|build)\b[\"'`* ]*"
     rf"[:=|：][\"'`* ]*){_RELEASE}"
 )
@@ -152,11 +152,13 @@ _LACKS = (
     r"(?:works?|worked|working|(?<!the )(?:fine|ok(?:ay)?|good)|stable|pass(?:es|ed)?|unaffected"
     r"|surviv\w+|lives|ran (?:for|fine|ok|well)|accepted|has no|has it not|goes away|gone"
     r"|(?<!re)solve[sd]?"
-    r"|resolve[sd]?|fix(?:es|ed)?|avoid(?:s|ed)?|helps|downgrad\w+|revert\w+|roll\w+ back)"
+    r"|resolve[sd]?|fix(?:es|ed)?|avoid(?:s|ed)?|helps|cure[sd]?"
+    r"|(?:going|went) back|downgrad\w+|revert\w+|roll\w+ back)"
 )
 _SHOWS = (
     r"(?:crash\w*|die[sd]?|dead|fail\w*|broken?|breaks|bad|hang(?:s|ing)?|affected|bug(?:gy)?|since"
-    r"|regress\w*|(?:first )?seen|introduced|start(?:s|ed|ing) (?:with|in|from)|errors?|segfaults?"
+    r"|regress\w*|(?:first )?seen|introduced|appear(?:s|ed)|start(?:s|ed|ing) (?:with|in|from)"
+    r"|errors?|segfaults?"
     r"|reproduc(?:es?|ed|ible)|same (?:crash|issue|error|problem|bug)|happens?|occurs?|wrong"
     r"|garbage|happened|occurred|triggers?|(?:has|have|had) (?:it|this|the (?:bug|issue|problem)))"
 )
@@ -165,7 +167,7 @@ OUTCOME = re.compile(
     rf"(?P<lacks>{_NOT}(?:{_SHOWS}|(?:such |more )?(?:problem|issue)s?)(?!\w)"
     r"|没有|不会|正常|✅|✔|(?:発生し|起き|落ち)ません|問題(?:ない|ありません))"
     rf"|(?P<shows>{_NOT}(?:{_LACKS}|help|boot|start|run|serve|load|answer|respond)(?!\w)"
-    r"|崩溃|报错|卡死|有问题|❌|✗|落ち(?:る|ます)|没有用|無効)"
+    r"|崩溃|报错|卡死|有问题|❌|✗|✘|落ち(?:る|ます)|没有用|無効)"
     rf"|(?<![\w-])(?:(?P<good>{_LACKS})|(?P<bad>{_SHOWS}))(?![\w-])",
     re.IGNORECASE,
 )
@@ -180,7 +182,7 @@ _BESIDE = re.compile(
     r"(?!\W{1,3}(?:(?:in|on|with|since|from) )?v?0\.\d)"
 )
 """An outcome beside a release: `0.21.0 (good)`, `| 0.21.0 | ok |`. A label of the next is none."""
-_UNDER = re.compile(r"(?i)--|\d\.\d|\b(?:with(?:out)?|if|when|unless|using|on|and)\b|=")
+_UNDER = re.compile(r"(?i)--|\d\.\d|\b(?:with(?:out)?|if|when|unless|using|on|and|before|than)\b|=")
 """Words of a condition, between a release and its outcome."""
 _IN_LIST = re.compile(
     r"(?ai)(?:(?<=[\n|(:,;/~&–。，；、])|(?<=[-*•|(:,;/~&–.!?] )|\b(?:and|or|to|both|tested|tried"
@@ -466,7 +468,7 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Stat
     # The release from which it was upgraded, or in which it works, comes last.
     clean = {value for value, known in senses.items() if False in known and True not in known}
     if not any(True in known for known in senses.values()):
-        clean -= {logged}
+        clean -= {each.value for each in stated if each.value == logged and not each.used}
     seen: set[str] = set()
     for release in sorted(
         stated,
@@ -527,7 +529,7 @@ def _columns(text: str) -> str:
 def _is_of_other_product(match: re.Match[str]) -> bool:
     """Return True if a release is that of a chart, an image or a package, and not of vLLM."""
     if (image := match.groupdict().get("image")) is not None:
-        return not re.fullmatch(r"(?:\S*/)?vllm/|[^/]*[.:\]][^/]*/|", image)
+        return not re.fullmatch(r"(?:\S*/)?vllm/|[^/]*[.:\]][^/]*/(?!lmcache)\S*|", image)
     before = match.string[: match.start("version")]
     if re.match(r"(?i)\.? (?:of|from) (?!v?llm\b)[a-z]", match.string[match.end("version") :]):
         return True

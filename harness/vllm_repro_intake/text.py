@@ -50,9 +50,8 @@ _HOST = re.compile(
     r"(?![\w/-]|\.\w)"
 )
 _PHONE = re.compile(
-    r"(?i:(?<=tel )|(?<=tel: )|(?<=phone )|(?<=phone: )|(?<=mobile )|(?<=mobile: )|(?<=fax: )"
-    r"|(?<!\S)(?=\+))"
-    r"\+?\(?\d[\d ()./-]{6,}\d(?: ext\.? ?\d+)?"
+    r"(?i)((?:\b(?:tel|phone|mobile|cell|fax)[a-z]*|电话|手机)[.:： ]{1,3}|(?<!\S)(?=\+\d))"
+    r"[+(]?\d[\d ()./-]{5,}\d(?: ext\.? ?\d+)?"
 )
 _PROMPT = re.compile(r"(?m)(?<![\w.@-])[a-z_][\w.-]*@[\w.-]+(?=[ :][^\n\]$#%]{0,60}\]?[$#%] )")
 LONGEST = 10_000
@@ -101,7 +100,7 @@ def clean(text: str) -> str:
     filled = [line for line in lines if line.strip()]
     if filled and sum(line.lstrip().startswith(">") for line in filled) * 2 > len(filled):
         lines = [re.sub(r"^(?:[ \t]*> ?)+", "", line) for line in lines]
-    text = _PHONE.sub("[phone]", _SHARED.sub(_without_owner, "\n".join(lines)))
+    text = _PHONE.sub(r"\1[phone]", _SHARED.sub(_without_owner, "\n".join(lines)))
     text = _HOST.sub("[host]", text)
     return _PROMPT.sub("[user]@[host]", _SENT_TO.sub("[host]", text))
 

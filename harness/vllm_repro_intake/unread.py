@@ -37,6 +37,7 @@ _NAME = re.compile(
     rf"(?<![\w-]){KIND}"
     r"|(?<![\w/.-])(?:[Bb]?[Ff][Pp]?(?:4|8|16|32)|b?float(?:16|32)|[Ii][Nn][Tt][48]|NVFP4|MXFP[48]"
     r"|AWQ|GPTQ)(?![\w-])"
+    r"|(?<![\w.])[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+(?!\w)"
     r"|(?<![\w/.-])[A-Z][\w.]*(?:-[\w.]+)*-\d+(?:\.\d+)?B\b(?:-\w+)*"
 )
 """Kind of a GPU, type of numbers, or a model without its organization, in prose."""
@@ -145,7 +146,7 @@ _TELLS = re.compile(
     r"|leaving out|alone|not affected|unaffected|only (?:if|when|with|in|on|for|happens|occurs)"
     r"|cures?|helps?|stops? it"
     r"|(?:dis|en)abl(?:ed|ing)|turn(?:ed|ing) o(?:n|ff)|restart\w*|normally|(?<!-)serve[sd](?!-)"
-    r"|pass(?:es|ed)?|accepted|depends? on|required|needed"
+    r"|pass(?:es|ed)?|accepted|depends? on|required|needed|reproduc(?:es|ible)"
     r"|(?:is|are|was|were) (?:right|correct)"
     r"|(?:does|did|do)(?: not|n't) (?:segfault|happen|occur|reproduce)|never happens"
     r"|makes it start)\b"

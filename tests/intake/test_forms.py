@@ -21,6 +21,17 @@ SMI = (
     "| N/A   33C    P0    70W / 700W |      0MiB / 81559MiB |      0%      Default |\n+-----+"
 )
 PAIR = "Prefill:\n```\nvllm serve a/b1 --port 1\n```\n\nDecode:\n```\nvllm serve a/b1 --port 2\n```"
+TWO = """
+```
+services:
+  {}:
+    image: vllm/x:v1
+    command: --model a/b1
+  {}:
+    image: vllm/x:v2
+    command: --model a/b1
+```
+"""
 BENCH = f"{SERVE}\n\n```\nvllm bench serve --random-input-len 96"
 FORMS = {
     "variables of a shell": [
@@ -357,6 +368,18 @@ PROSE = {
         ("It works with 0.5.1 of sglang. vLLM 0.24.0 dies.", "==0.24.0", "older: 0.5.1"),
         ("It works with 0.6.2 from flashinfer. vLLM 0.24.0 dies.", "==0.24.0", "older: 0.6.2"),
         ("版本：0.24.0、0.24.1 都有问题，0.23.0 正常。", "has the bug: 0.24.1;older: 0.23.0", ""),
+        (
+            "v0.23.0: ✔️\nv0.24.0: ✘\nv0.24.1: ✘",
+            "==0.24.0;also has the bug: 0.24.1;older: 0.23.0",
+            "",
+        ),
+        (
+            "It dies: on a box, 0.24.0. It has 80 % of 0.23.0 before it dies.",
+            "==0.24.0",
+            "named: 0.23",
+        ),
+        ("It appeared in 0.24.0. Going back to 0.23.0 cures it.", "==0.24.0;older: 0.23.0", ""),
+        ("reg.corp.io/llm/vllm-openai:v0.24.0 dies.", "==0.24.0", "release is not stated"),
         ("It uses vllm-0.24.0-cp312.whl.", "==0.24.0", "release is not stated"),
         ("It hangs. 0.24.0 on a box.", "==0.24.0", "release is not stated"),
         ("It dies. Broken in 0.24.0–0.26.0.", "==0.24.0;also has the bug: 0.26.0", "older"),
@@ -383,6 +406,7 @@ PROSE = {
                 ("It crashes after 20 minutes.", "It … after 20 minutes."),
                 ("It hangs if two adapters are loaded.", "It … if two adapters are loaded."),
                 ("It crashes, but never with bf16.", "It …, but never with bf16."),
+                ("It dies with FLASH_ATTN.", "It … with FLASH_ATTN."),
                 ("It dies with AWQ weights.", "It … with AWQ weights."),
                 ("A 600-token prompt kills it after 7 runs.", "A … it after 7 runs."),
                 ("It crashes with 8 GPUs; with 4 no crash.", "It … with …; with 4 no crash."),
@@ -441,6 +465,8 @@ PROSE = {
             "10.1",
         ),
         ("Bob (phone +1 555 010 9999) saw 7 of them on 0.24.0.", "phone [phone]) saw 7", "9999"),
+        ("Call 7 times, Tel. 030/1234567.", "Tel. [phone]", "1234567"),
+        ("7次，联系电话：138-0013-8000。", "联系电话：[phone]", "8000"),
         ("Phone: 0170 1234567. It dies.", "", "1234567"),
         ("It dies on gpu-prod-03.bigcorp.com 7 times.", "on [host] 7 times", "bigcorp"),
         ("It dies on n17.cluster.uni-x.de 7 times.", "on [host] 7 times", "uni"),
@@ -552,6 +578,12 @@ PROSE = {
     ],
 }
 WHOLE = [
+    *(
+        (TWO.format(first, second), f"vllm/x:{image};not taken: “", "several commands")
+        for first, second, image in (("good", "bad", "v2"), ("broken", "ok", "v1"))
+    ),
+    (TWO.format("prefill", "decode") + "\n\nThe decode server dies.", "vllm/x:v2", "several"),
+    ("On vLLM 0.24.0: vllm serve a/b1 --seed 1\n\nIt dies.", "--seed 1", "no command"),
     ("vllm serve a/b1 --seed 1   (vLLM 0.24.0, on a box)\n\nIt dies.", "--seed 1", "no command"),
     ("vllm serve a/b1 --seed 1 (as root)\n\nIt dies.", "--seed 1", "no command"),
     # the server that has the bug
