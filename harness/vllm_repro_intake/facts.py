@@ -531,7 +531,8 @@ def _is_of_other_product(match: re.Match[str]) -> bool:
     if (image := match.groupdict().get("image")) is not None:
         return not re.fullmatch(r"(?:\S*/)?vllm/|[^/]*[.:\]][^/]*/(?!lmcache)\S*|", image)
     before = match.string[: match.start("version")]
-    if re.match(r"(?i)\.? (?:of|from) (?!v?llm\b)[a-z]", match.string[match.end("version") :]):
+    named = re.match(r"(?i)\.? (?:of|from) (?!pip|uv|v?llm)", match.string[match.end("version") :])
+    if named and _PRODUCT.match(match.string, match.end("version") + named.end()):
         return True
     line = re.split(r"[\n,;,；。、]", before)[-1]
     if tag := re.search(r"(?a)(?P<image>[\w./\[\]-]*\w)[:@]v?$", line):

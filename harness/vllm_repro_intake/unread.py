@@ -335,8 +335,10 @@ def _rest(text: str, used: Sequence[Used]) -> str:
         part = text if text in part else part
         for each in re.finditer(re.escape(part), text) if part else ():
             for word in filter(None, words):
-                pattern = re.compile(rf"{re.escape(' '.join(word.split()))}\w*")
-                if match := pattern.search(rest, each.start(), each.end()):
+                whole = re.escape(" ".join(word.split()))
+                pattern = re.compile(rf"(?<![A-UW-Za-uw-z\d_]){whole}[a-z]*(?![A-Za-z\d_])")
+                match = pattern.search(rest, each.start())
+                if match and match.start() < each.end():
                     blank = "\0" * len(match[0])
                     rest = f"{rest[: match.start()]}{blank}{rest[match.end() :]}"
     return re.sub(r"\0[\0\s]*\0|\0", "…", rest)
