@@ -558,7 +558,7 @@ def _options(value: Any) -> list[str]:
     """
     words: list[str] = []
     for key, item in value.items() if isinstance(value, Mapping) else ():
-        flag = _flag(key)
+        flag = flag_of(key)
         if key == "extraArgs":
             words += _words(item)
         elif flag in KNOWN and item is not None:
@@ -572,10 +572,10 @@ def _options(value: Any) -> list[str]:
 
 def _known(keys: Iterable[Any]) -> int:
     """Return the number of these options of a file that are flags of vLLM."""
-    return sum(_flag(key) in KNOWN for key in keys)
+    return sum(flag_of(key) in KNOWN for key in keys)
 
 
-def _flag(key: Any) -> str:
+def flag_of(key: Any) -> str:
     """Return the flag of an option of a file: `maxModelLen`, `max_model_len` or `max-model-len`."""
     return "--" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_", "-", str(key)).lower()
 
@@ -623,7 +623,7 @@ def _variables(value: Any) -> list[tuple[str, str]]:
             name, _, text = item.partition("=")
             pairs.append((name, _DEFAULT.sub(r"\1", text)))
         elif isinstance(item, Mapping) and (word := _word(item.get("value"))) is not None:
-            pairs.append((_word(item.get("name")) or "", word))
+            pairs.append((_word(item.get("name")) or "", _DEFAULT.sub(r"\1", word)))
     return pairs
 
 

@@ -162,7 +162,10 @@ _SHOWS = (
     r"|reproduc(?:es?|ed|ible)|same (?:crash|issue|error|problem|bug)|happens?|occurs?|wrong"
     r"|garbage|happened|occurred|triggers?|(?:has|have|had) (?:it|this|the (?:bug|issue|problem)))"
 )
-_NOT = r"(?:\b(?:not|never|without|cannot|no longer|no)|n[\u2019']?t) (?:(?:yet|be|been|any) )?"
+_NOT = (
+    r"\b(?:not|never|without|cannot|no longer|no|\w+n[\u2019']t|(?:ca|do(?:es)?|did|is|was|wo)nt)"
+    r" (?:(?:yet|be|been|any) )?"
+)
 OUTCOME = re.compile(
     rf"(?P<lacks>{_NOT}(?:{_SHOWS}|(?:such |more )?(?:problem|issue)s?)(?!\w)"
     r"|没有|不会|正常|✅|✔|(?:発生し|起き|落ち)ません|問題(?:ない|ありません))"

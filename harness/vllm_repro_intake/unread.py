@@ -14,6 +14,7 @@ from textwrap import wrap
 
 from vllm_repro.command.flags import canonical
 from vllm_repro.secret_names import steers_vllm
+from vllm_repro_intake.commands import flag_of
 from vllm_repro_intake.facts import KIND, OUTCOME, Used
 from vllm_repro_intake.requests import COUNTS, DIGITS, tokens_of
 from vllm_repro_intake.text import Block, statements
@@ -98,7 +99,8 @@ _VARIABLE = re.compile(
     r"|\b[A-Z][A-Z0-9]*_[A-Z0-9_]+(?==)"
 )
 _SETTING = re.compile(
-    r"(?a)\b([A-Z][A-Z0-9]*_[A-Z0-9_]+)[\"'`]?(?:=| ?[:|] ?| (?:is |was )?(?:set )?to | value: ?)"
+    r"(?a)\b([A-Z][A-Z0-9_]{2,}(?==)|[A-Z][A-Z0-9]*_[A-Z0-9_]+)[\"'`]?"
+    r"(?:=| ?[:|] ?| (?:is |was )?(?:set )?to | value: ?)"
     r"[\"'`]?(\w[\w./:,-]*)"
 )
 """A variable and its value, also in YAML, a table or prose."""
@@ -146,7 +148,8 @@ _TELLS = re.compile(
     r"|leaving out|alone|not affected|unaffected|only (?:if|when|with|in|on|for|happens|occurs)"
     r"|cures?|helps?|stops? it"
     r"|(?:dis|en)abl(?:ed|ing)|turn(?:ed|ing) o(?:n|ff)|restart\w*|normally|(?<!-)serve[sd](?!-)"
-    r"|pass(?:es|ed)?|accepted|depends? on|required|needed|reproduc(?:es|ible)"
+    r"|pass(?:es|ed)?|accepted|depends? on|required|needed"
+    r"|wrong|incorrect|garbage|gibberish|it starts|reproduc(?:es|ible)"
     r"|(?:is|are|was|were) (?:right|correct)"
     r"|(?:does|did|do)(?: not|n't) (?:segfault|happen|occur|reproduce)|never happens"
     r"|makes it start)\b"
@@ -303,13 +306,14 @@ def _missing(
             {name for pair in _FIELD.findall(text) for name in pair if name} - _OF_A_CLIENT
         )
     for name in names:
-        if not (_has(everything, name) or _has(everything, f"--{_dashed(name)}")):
+        if not (_has(everything, name) or _has(everything, flag_of(name))):
             yield name
     numbers = {_value(match) for match in _NUMBER.finditer(values)}.difference(made_up)
     pairs = {(name, value.lower()) for name, value in _PAIR.findall(everything)}
     for name, value in _PAIR.findall(plain):
         on = {"true": "--", "false": "--no-"}.get(value.lower())
-        written = rf"{on or '--'}{re.escape(_dashed(name))}" + ("" if on else rf"[ =]{value}")
+        written = re.escape(flag_of(name)).replace("\\-\\-", on or "--", 1)
+        written += "" if on else rf"[ =]{value}"
         flag = re.search(rf"{written}\b", everything)
         # A variable of a shell has its value in the command.
         if not ((name, value.lower()) in pairs or flag or (name.isupper() and value in numbers)):
@@ -342,11 +346,6 @@ def _rest(text: str, used: Sequence[Used]) -> str:
                     blank = "\0" * len(match[0])
                     rest = f"{rest[: match.start()]}{blank}{rest[match.end() :]}"
     return re.sub(r"\0[\0\s]*\0|\0", "…", rest)
-
-
-def _dashed(name: str) -> str:
-    """Return `max_model_len` or `maxModelLen` as `max-model-len`."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_", "-", name).lower()
 
 
 def _has(text: str, name: str) -> bool:

@@ -157,6 +157,11 @@ FORMS = {
         ("args:\n- --model=a/b\n...\n- --seed=1", "--model=a/b;--seed=1", ""),
         ("FROM vllm/vllm-openai:v0.20.0\nENV VLLM_A=1\nCMD --model a/b", "VLLM_A=1;0.20.0", ""),
         ('FROM vllm/x:v1\nENTRYPOINT ["vllm", "serve"]\nCMD ["a/b-1"]', "a/b-1", ""),
+        (
+            "vllm:\n  command: --model a/b\n  environment:\n    NCCL_A: ${A:-1}",
+            "NCCL_A=1",
+            "=${A",
+        ),
         ("vllm:\n  command: --model a/b\n  environment:\n    NCCL_A: 1", "NCCL_A=1", ""),
         (
             "x:\n  modelURL: a/b\n  vllmConfig:\n    enablePrefixCaching: false\n    maxNumSeqs: 9",
@@ -365,6 +370,12 @@ PROSE = {
             "has the bug: 0.23",
         ),
         ("Image: rocm/vllm:rocm6.4_vllm_0.24.0", "==0.24.0", "release is not stated"),
+        (
+            "It has a different crash on 0.24.0. 0.23.0 isn't affected.",
+            "==0.24.0;older: 0.23.0",
+            "",
+        ),
+        ("A recent bug in 0.24.0. It doesnt happen in 0.23.0.", "==0.24.0;older: 0.23.0", "named"),
         ("It works with 0.5.1 of sglang. vLLM 0.24.0 dies.", "==0.24.0", "older: 0.5.1"),
         ("It works with 0.6.2 from flashinfer. vLLM 0.24.0 dies.", "==0.24.0", "older: 0.6.2"),
         ("版本：0.24.0、0.24.1 都有问题，0.23.0 正常。", "has the bug: 0.24.1;older: 0.23.0", ""),
@@ -429,6 +440,9 @@ PROSE = {
             "",
         ),
         ("| VLLM_A | SLOW |", "not read: “| VLLM_A | SLOW |”", ""),
+        ("It dies. With BACKEND=FAST it starts.", "“With BACKEND=FAST it starts.”", ""),
+        ("It dies. Output of the other one is wrong, too.", "“Output of the other", ""),
+        ("It dies. Outlines gives garbage.", "“Outlines gives garbage.”", ""),
         ("It dies. ignore_eos=true is on.", "not read: “ignore_eos=true is on.”", ""),
         (
             "```\n# works\nvllm serve a/b1\n# crashes\nvllm serve a/b2\n```",
