@@ -664,6 +664,8 @@ _FEATURES = {
     r"mtp|spec(?:ulative)?[- ]dec\w+": "",
 }
 _CLAUSES = re.compile(r",\s+|;\s+|\bbut\b|\bwhile\b|\bwhereas\b")
+_NEXT = re.compile(r"(?<=[\w)`][.!?])\s+(?=[a-z])")
+"""The end of a sentence, before one that begins with a small letter."""
 _OFF = re.compile(
     rf"\b(?:disabl\w+|without|turn\w+ off) (?:the )?\W{{0,2}}(?P<what>{'|'.join(_FEATURES)})\b",
     re.IGNORECASE,
@@ -677,8 +679,8 @@ def find_tried(statements: Sequence[str], command: ServeCommand) -> tuple[list[T
     """
     tried_flags: list[Tried] = []
     unclear: list[str] = []
-    for raw in statements:
-        whole = _ARGUMENT.sub(_as_flag, GLUED.sub(" | ", raw))
+    for raw, sentence in ((whole, part) for whole in statements for part in _NEXT.split(whole)):
+        whole = _ARGUMENT.sub(_as_flag, GLUED.sub(" | ", sentence))
         parts = re.split(r";\s+", whole)
         if all(any(_verdicts(part)) or not list(_flags_of(part)) for part in parts):
             whole = "; ".join(part for part in parts if list(_flags_of(part)))

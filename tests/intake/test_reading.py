@@ -587,6 +587,12 @@ TRIED = [
     ("| --enforce-eager | right |", {"with --enforce-eager": "lives"}),
     ("| `--max-num-seqs 8` | crash |", {"with --max-num-seqs 8": "dies"}),
     ("With --enforce-eager it crashes as well.", {"with --enforce-eager": "dies"}),
+    ("It ran for days without --kv-cache-dtype. the size makes no difference.", {}),
+    ("With --enforce-eager, as told. the other one works.", {}),
+    (
+        "It works with --enforce-eager. the other one crashes as well.",
+        {"with --enforce-eager": "lives"},
+    ),
     ("With --max-num-seqs 8 it crashes.", {}),
     ("With some_option=True it works.", {}),
     ("VLLM_USE_DEEP_GEMM=0 with --enforce-eager works.", {}),
