@@ -32,7 +32,8 @@ from vllm_repro_intake.text import LONGEST, Block, environment, shortened
 _LEAD = (
     r"[ \t]*(?:(?:\([^()\n]*\)[ \t]*)?(?:[\w.\[\]-]+@[\w.\[\]-]+[^\n$%#]{0,80})?[$%#>]["
     r" \t]+|(?:CMD|RUN|[-*•+])[ \t]+|(?:INFO|DEBUG) [^\n]{0,80}\][ \t]+"
-    r"|[^\n:：]{0,30}(?i:command|\bcmd|命令)[^\n:：]{0,10}[:：][ \t]+)?"
+    r"|[^\n:：]{0,30}(?i:command|\bcmd|命令)[^\n:：]{0,10}[:：][ \t]+"
+    r"|[^\n:：`]{0,40}[:：][ \t]+(?=vllm[ \t]+serve[ \t]))?"
 )
 _PREFIX = (
     r"(?:(?:[A-Za-z_]\w*=(?:'[^'\n]*'|\"[^\"\n]*\"|\S*)|sudo|env|exec|nohup|time|numactl"
@@ -47,8 +48,10 @@ _START = re.compile(
     rf"{_LEAD}{_PREFIX}(?:(?:[\w./~$\{{}}-]*/)?vllm[ \t]+serve\b"
     rf"|(?:[\w./~-]*/)?python[\d.]*[ \t]+-m[ \t]+vllm\.entrypoints\.openai\.api_server"
     rf"|{_BENCH_OF_ENGINE}"
+    rf"|(?:[\w./-]*/)?(?:ba|z)?sh[ \t]+-l?c[ \t]+['\"][^'\"\n]*\bvllm[ \t]+serve\b"
     rf"|(?:docker|podman|nerdctl)[ \t]+(?:container[ \t]+)?run\b)"
 )
+_IS = r"[ \t]*=[ \t]*"
 _STRING = re.compile(
     r"(?m)^(?P<lead>[ \t]*)(?:\w+[ \t]*=|[\w.]+\()[ \t]*(?P<kind>[rf]?)"
     r"(?P<quote>\"{3}|'{3}|[\"'])"
@@ -102,11 +105,13 @@ _DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")  # compose reads ${NAME:-value} so
 _MARKER = re.compile(r"(?<!['\"])\[redacted:[\w-]+\](?!['\"])")
 _SCRIPT = re.compile(r"\bvllm serve |api_server ")
 _GOOD_HEADING = re.compile(
-    r"repro|crash|fail|\bdies\b|command|steps|launch|server|describe the bug|how (?:you|to)",
+    r"repro|crash|fail|(?<![\w/])bad\b|broken|\bdies\b|command|steps|launch|server|describe the bug"
+    r"|how (?:you|to)",
     re.IGNORECASE,
 )
 _OTHER_HEADING = re.compile(
-    r"works?\b|workaround|expected|benchmark|fix notes|test plan|comparison|validation|client",
+    r"works?\b|(?<![\w/])(?:good|fine|ok)\b"
+    r"|workaround|expected|benchmark|fix notes|test plan|comparison|validation|client",
     re.IGNORECASE,
 )
 _ASSIGNED = re.compile(
@@ -119,6 +124,7 @@ _LEAST_OF_FILE = 2
 _MOST_CALLS = 50
 _UNREADABLE = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 _T = TypeVar("_T")
+_Service = tuple[str, str, list[str], list[tuple[str, str]]]
 Variables = dict[str, tuple[bool | None, str]]
 """(exported, value) of each variable of a shell; None instead of a bool: prose states the value."""
 
@@ -164,13 +170,15 @@ def find_commands(
     names = assigned(blocks)
     for block in blocks:
         listed = [*_listed(block, model)]
+        before = dict(variables)
         # A service has the image and the variables of its own script, too.
         services = {(each.command.model, each.command.flags) for each in listed}
-        in_shell = (
-            match
-            for match in _shell(block, unread, variables)
-            if (match.command.model, match.command.flags) not in services
-        )
+        shell = [*_shell(block, unread, variables)]
+        # Another command is of another shell.
+        variables = before if shell and block.code else variables
+        in_shell = [
+            match for match in shell if (match.command.model, match.command.flags) not in services
+        ]
         for match in chain(in_shell, listed, _python(block, names), _logged(block)):
             known = commands.get(match.command)
             commands[match.command] = replace(known, times=known.times + 1) if known else match
@@ -259,7 +267,7 @@ def _shell(block: Block, unread: list[str], variables: Variables) -> Iterator[Re
     unread: gets the commands that cannot be read. variables: those set so far; it gets more.
     """
     lines = [
-        _NOTE.sub(r"\1", _of_shell(line) if block.code else line.replace("**", ""))
+        _NOTE.sub(r"\1", _of_shell(line if block.code else line.replace("**", "")))
         for line in block.lines
     ]
     at = depth = 0
@@ -281,7 +289,10 @@ def _shell(block: Block, unread: list[str], variables: Variables) -> Iterator[Re
         settings = [
             line
             for line in lines[first : at - len(region)]
-            if not ((set_here := _ASSIGNMENT.fullmatch(line)) and set_here["name"] in used)
+            if not (
+                (set_here := _ASSIGNMENT.fullmatch(line))
+                and (set_here["name"] in used or variables.get(set_here["name"], (False, ""))[0])
+            )
         ]
         note = lines[first - 1] if first and lines[first - 1].lstrip().startswith("#") else ""
         earlier = [
@@ -300,14 +311,24 @@ def _shell(block: Block, unread: list[str], variables: Variables) -> Iterator[Re
 
 def _of_shell(line: str) -> str:
     """Return a line of PowerShell, cmd.exe or systemd as one of a shell, and others as they are."""
-    for pattern, replacement in (
+    replaced: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
         (r"[ \t][`^][ \t]*$", r" \\"),
-        (r"^[ \t]*ExecStart=[@:+!-]*", ""),
-        (r"^[ \t]*Environment=(['\"]?)(\w+=)(.*?)\1[ \t]*$", r"export \2\1\3\1"),
+        (
+            rf"^[ \t]*ExecStart{_IS}[@:+!-]*(?:/\S*/(?:env[ \t]+|(?=(?:docker|podman)[ \t])))?",
+            "",
+        ),
+        (rf"^[ \t]*Environment{_IS}(.*)", _exported),
         (r"^[A-Z][a-z]\w*=.*", ""),
-    ):
+    )
+    for pattern, replacement in replaced:
         line = re.sub(pattern, replacement, line)
     return line
+
+
+def _exported(match: re.Match[str]) -> str:
+    """Return the variables of a line of systemd as exports of a shell."""
+    words = re.findall(r"(['\"]?)(\w+)=(.*?)\1(?:\s|$)", match[1])
+    return "; ".join(f"export {name}={quote}{value}{quote}" for quote, name, value in words)
 
 
 def _of_string(match: re.Match[str]) -> str:
@@ -409,9 +430,11 @@ def _parsed(
     try:
         command = parse(text)
     except CommandError as error:
+        if re.search(r"\b(?:nvidia|rocm|amd)-smi\b", text):
+            return
         unread.append(f"{shortened(text, 80)!r}: {error}")
         try:
-            command = parse(_FLAG_OF_VARIABLE.sub("", text))
+            command = parse(_FLAG_OF_VARIABLE.sub("", re.sub(r"\s+\([^()\n]*\)\s*$", "", text)))
         except CommandError:
             return
         unread.pop()
@@ -448,7 +471,7 @@ def _listed(block: Block, model: str) -> Iterator[ReportedCommand]:
             loaded = (yaml.safe_load if how == "YAML" else json.loads)(text)
             services += [(how, service) for service in _services(loaded)]
             break
-    for how, (image, words, variables) in services:
+    for how, (name, image, words, variables) in services:
         starts = (word == "serve" or "api_server" in word for word in words)
         end = next(compress(count(1), starts), 0)
         arguments = words[end:]
@@ -469,11 +492,12 @@ def _listed(block: Block, model: str) -> Iterator[ReportedCommand]:
         except CommandError:
             continue
         part = "" if image or named or end else " list of arguments, perhaps a part of them"
-        yield ReportedCommand(command, shortened(" ".join(words)), how + part, block.above)
+        above = f"{block.above}\n{name}"
+        yield ReportedCommand(command, shortened(" ".join(words)), how + part, above)
 
 
-def _dockerfile(text: str) -> Iterator[tuple[str, list[str], list[tuple[str, str]]]]:
-    """Yield (image, words of the command, variables) of a Dockerfile that starts a server."""
+def _dockerfile(text: str) -> Iterator[_Service]:
+    """Yield ("", image, words of the command, variables) of a Dockerfile that starts a server."""
     lines = re.sub(r"\\[ \t]*\n", " ", text)
     images = re.findall(r"(?m)^[ \t]*FROM[ \t]+(\S+)", lines)
     items: dict[str, list[str]] = {"ENV": [], "ENTRYPOINT": [], "CMD": []}
@@ -482,11 +506,11 @@ def _dockerfile(text: str) -> Iterator[tuple[str, list[str], list[tuple[str, str
             items[name] += json.loads(value) if value.startswith("[") else shlex.split(value)
     words = _words(items["ENTRYPOINT"] + items["CMD"])
     if images and words and "vllm" in f"{images[-1]} {' '.join(words)}":
-        yield images[-1], words, _variables(items["ENV"])
+        yield "", images[-1], words, _variables(items["ENV"])
 
 
-def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str]]]]:
-    """Yield (image, words of the command, variables) of each service in a document.
+def _services(loaded: Any) -> Iterator[_Service]:
+    """Yield (name, image, words of the command, variables) of each service in a document.
 
     A bare list of arguments has only words.
     """
@@ -511,17 +535,18 @@ def _services(loaded: Any) -> Iterator[tuple[str, list[str], list[tuple[str, str
             names = (name, image, *words, *map(str, node), str(node.get("name")))
             if words and any("vllm" in word.lower() for word in names):
                 yield (
+                    name,
                     _DEFAULT.sub(r"\1", image),
                     words,
                     _variables(node.get("environment") or node.get("env")),
                 )
             elif _known(node) > max(_LEAST_OF_FILE, len(node) // 2):
-                yield "", _options(node), []
+                yield "", "", _options(node), []
             else:
                 waiting += [(str(key), item) for key, item in list(node.items())[:_MOST_NODES]]
         elif isinstance(node, list):
             if any(isinstance(item, str) and item.startswith("--") for item in node):
-                yield "", _words(node), []
+                yield "", "", _words(node), []
             else:
                 waiting += [("", item) for item in node[:_MOST_NODES]]
 
@@ -533,7 +558,7 @@ def _options(value: Any) -> list[str]:
     """
     words: list[str] = []
     for key, item in value.items() if isinstance(value, Mapping) else ():
-        flag = _flag(key)
+        flag = flag_of(key)
         if key == "extraArgs":
             words += _words(item)
         elif flag in KNOWN and item is not None:
@@ -547,10 +572,10 @@ def _options(value: Any) -> list[str]:
 
 def _known(keys: Iterable[Any]) -> int:
     """Return the number of these options of a file that are flags of vLLM."""
-    return sum(_flag(key) in KNOWN for key in keys)
+    return sum(flag_of(key) in KNOWN for key in keys)
 
 
-def _flag(key: Any) -> str:
+def flag_of(key: Any) -> str:
     """Return the flag of an option of a file: `maxModelLen`, `max_model_len` or `max-model-len`."""
     return "--" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_", "-", str(key)).lower()
 
@@ -598,7 +623,7 @@ def _variables(value: Any) -> list[tuple[str, str]]:
             name, _, text = item.partition("=")
             pairs.append((name, _DEFAULT.sub(r"\1", text)))
         elif isinstance(item, Mapping) and (word := _word(item.get("value"))) is not None:
-            pairs.append((_word(item.get("name")) or "", word))
+            pairs.append((_word(item.get("name")) or "", _DEFAULT.sub(r"\1", word)))
     return pairs
 
 

@@ -30,7 +30,7 @@ from vllm_repro_diagnosis.diagnosis import Phase
 from vllm_repro_diagnosis.engine_code import LOOPS
 from vllm_repro_diagnosis.signature import How, Signature, compare
 from vllm_repro_intake.commands import least_likely_last, rendered
-from vllm_repro_intake.facts import Facts, parallel
+from vllm_repro_intake.facts import Facts, Used, parallel
 from vllm_repro_intake.requests import folded
 from vllm_repro_intake.text import shortened, statements
 from vllm_repro_intake.unread import SENDS, unread
@@ -67,12 +67,15 @@ _FILE = re.compile(
     r"(?<!--model[ =])"
     r"(?:~|\.{1,2})?/[\w.-][\w./-]*(?=[\s\"]|\Z)"
 )
-_FILE_OF_BODY = re.compile(r"(?:path': '|file://)((?:~|\.{1,2})?/[^\s'\"]+)")
+_FILE_OF_BODY = re.compile(
+    r"(?:path': '|file://)((?:~|\.{1,2})?/[^\s'\"]+)|([^\s'\"]*\[(?:host|address|user)\][^\s'\"]*)"
+)
 _IDS = re.compile(
     r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
 )
 _FAILED = re.compile(r"\b500\b|Internal Server Error")
 _NAMED_FUNCTION = re.compile(r"\b[\w/]+\.py:(?:\d+:)?([A-Za-z_]\w+)\b")
+_SENSES = {True: "also has the bug", False: "works, or is older", None: "also named"}
 _SIZES = {
     16: "T4, RTX 5080",
     24: "L4, A10, A10G, A30, RTX 3090, RTX 4090",
@@ -131,6 +134,8 @@ class Draft:
     # values, comments, and numbers that stand for what is not stated
     values: list[str] = field(default_factory=list)
     quoted: list[str] = field(default_factory=list)
+    # parts of sentences, and the words of them that were read
+    used: list[Used] = field(default_factory=list)
     made_up: set[str] = field(default_factory=set)
 
     def gap(self, what: str) -> None:
@@ -138,17 +143,24 @@ class Draft:
         self.gaps.append(what)
         self._comment(f"GAP: {what}")
 
-    def guess(self, what: str, words: str) -> None:
-        """Add a comment on a guess, with the words of the text that it is from, or ""."""
+    def guess(self, what: str, words: str, used: Sequence[Used] | None = None) -> None:
+        """Add a comment on a guess, with the words of the text that it is from, or "".
+
+        used: what was read of these words; None if all was.
+        """
         self.guesses.append(f"{what}: “{words}”" if words else what)
         self._comment(self.guesses[-1])
+        if used is not None:
+            self.quoted[-1] = what
+            self.used += used
 
     def put(self, name: str, value: Any) -> None:
         """Write a field of the scenario file; keep its value to find what was not read."""
         self.file.put(name, value)
-        # A known model's shape is not of the text.
-        # Nor are the numbers of the title read.
-        self.values.append("" if name in {"model", "title"} else literal(value))
+        # A known model's shape is not of the text, and the rest of a title or message is not read.
+        text = "" if name in {"model", "title", "signature"} else literal(value)
+        # Of the comments on arms only a part was read.
+        self.values.append(re.sub(r"(?m)^\s*# “.*$", "", text) if name == "arms" else text)
 
     def _comment(self, text: str) -> None:
         """Write a comment to the file, shortened, and keep it in `quoted`."""
@@ -204,7 +216,9 @@ def draft(
     made.values += [facts.issue, command.model or "", str(facts.shape)]
     # Of requests with a body the text has a line that sends it.
     sent = [request for request in facts.requests if request.body is not None]
-    for part in unread(facts.blocks, made.values, made.quoted, made.made_up, len(sent), title):
+    for part in unread(
+        facts.blocks, made.values, made.quoted, made.used, made.made_up, len(sent), title
+    ):
         made.gap(f"not read: “{part}”")
     made.text = made.file.text(
         f"{title.rstrip('.…')}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not"
@@ -224,7 +238,7 @@ def _put_command(
     if not facts.commands:
         made.gap("no command was read: the model alone is taken from the text")
     elif how := facts.commands[0].how:
-        made.guess(f"the command is from {how}", facts.commands[0].words)
+        made.guess(f"the command is from {how}", facts.commands[0].words, ())
     for argument in facts.commands[0].unread if facts.commands else ():
         made.gap(
             f"the variable {argument[1:]} has no stated value: left out"
@@ -263,12 +277,17 @@ def _put_command(
                 made.gap(f"the value of {name} is not stated")
             for file in _FILE.findall(words):
                 made.gap(f"{file} is on the reporter's machine: name a file of yours")
+            if re.search(r"\[(?:host|address)\]", words):
+                made.gap(f"{flag.name} names a machine of the reporter: name one of yours")
             kept.append(flag)
     for name in _UNSET.findall(command.model_argument or ""):
         made.gap(f"the value of {name} is not stated")
     for setting in command.env:
         for mistake in variable_mistakes([setting]):
             made.guess(f"left out: {mistake}", "=".join(setting))
+    for name, value in (*command.env, *(command.container.env if command.container else ())):
+        if re.search(r"\[(?:host|address|user)\]", value):
+            made.gap(f"{name} names a place of the reporter: name one of yours")
     settings = (setting for setting in command.env if not variable_mistakes([setting]))
     box = command.container
     if box is not None:
@@ -289,7 +308,7 @@ def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collect
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
         if facts.model is not None:
             name = facts.model.value
-            made.guess("the public model", facts.model.words)
+            made.guess("the public model", facts.model.words, facts.model.used)
         else:
             made.gap(f"the public name of the served model {shortened(name, 60)!r} is not stated")
             name = "unknown/unknown"
@@ -321,7 +340,7 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
     count = 0 if on_cpu else parallel(command)
     needs = {"gpus": count}
     if facts.gpus is not None and count:
-        made.guess(f"reported on {facts.gpus.value}", facts.gpus.words)
+        made.guess(f"reported on {facts.gpus.value}", facts.gpus.words, facts.gpus.used)
         stated = re.search(r" of (\d+) GB$", facts.gpus.value)
         known = (
             size
@@ -361,7 +380,7 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
 
     version: the release of --vllm, or "". newest: for a text that names none.
     """
-    stated = next((release for release in facts.versions if not release.other), None)
+    stated = next((release for release in facts.versions if release.has_it is not False), None)
     if version:
         made.guess(
             "the release of --vllm, taken for a bad one",
@@ -370,8 +389,9 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
     elif stated is None:
         made.gap(f"the release is not stated: {newest} is only the newest one")
     else:
+        made.used += stated.used
         if stated.words:
-            made.guess("the release", stated.words)
+            made.guess("the release", stated.words, ())
         if re.search(r"dev|rc|\+", stated.value):
             made.guess(
                 f"{stated.value} is a build between releases: --vllm names a release to try"
@@ -379,9 +399,7 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
                 "",
             )
     for other in [release for release in facts.versions if release is not stated][:4]:
-        made.guess(
-            f"{'works, or is older' if other.other else 'also named'}: {other.value}", other.words
-        )
+        made.guess(f"{_SENSES[other.has_it]}: {other.value}", other.words, other.used)
     made.release = version or (stated.value if stated else newest)
     made.put("status", made.file.call("Status", bad=f"=={made.release}"))
     made.put("try_with", made.release)
@@ -413,8 +431,10 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                 made.gap(f"request {at}: its body was not read: “{request.words}”")
             for written in () if alike else dict.fromkeys(_VARIABLES.findall(str(request.body))):
                 made.gap(f"request {at}: {written} stands for a value that was not read")
-            for file in () if alike else _FILE_OF_BODY.findall(str(request.body)):
-                made.gap(f"request {at}: {file} is on the reporter's machine: name a file of yours")
+            for file, place in () if alike else _FILE_OF_BODY.findall(str(request.body)):
+                made.gap(
+                    f"request {at}: {file or place} is on the reporter's machine: name one of yours"
+                )
             names = (command.get("--served-model-name") or "").split()
             if (
                 not alike
@@ -435,6 +455,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                 f"prompts of {'-'.join(map(str, request.sizes))} tokens"
                 f"{f', {request.at_once} at once' if request.at_once else ''}",
                 request.words,
+                [(request.words, request.used)],
             )
             if request.spread and request.at_once < 2:
                 made.gap(
@@ -459,13 +480,18 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                 f"left out, as it exceeds --max-model-len {limit}: a prompt of {request.tokens:,}"
                 " tokens",
                 request.words,
+                [(request.words, request.used)],
             )
             continue
         else:
             if not request.beside or not steps:
                 for name in _FIELD_IN_PROSE.findall(request.words):
                     made.gap(f"request {at}: the field {name} of this sentence is not in it")
-                made.guess(f"request {at}: {request.tokens:,} tokens", request.words)
+                made.guess(
+                    f"request {at}: {request.tokens:,} tokens",
+                    request.words,
+                    [(request.words, request.used)],
+                )
             word = "completion" if request.path == "/v1/completions" else "chat"
             step = made.file.call(
                 word, prompt=request.tokens, max_tokens=answer, stream=False, name=f"request {at}"
@@ -519,7 +545,9 @@ def _number(command: ServeCommand, name: str) -> int:
         return 0
 
 
-_EXCEPTION = re.compile(r"\b[A-Z]\w{2,40}(?:Error|Exception)\b(?:: [^\n`|\x22]{1,150})?")
+_EXCEPTION = re.compile(
+    r"\b[A-Z]\w{2,40}(?:Error|Exception)\b(?:: (?:(?!\. [A-Z])[^\n`|\x22]){1,150})?"
+)
 
 
 def _put_signature(made: Draft, facts: Facts) -> None:
@@ -624,7 +652,11 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
     """
     symptom = _symptom(facts)
     if not facts.diagnosis.died and facts.symptom.words:
-        made.guess(f"the reported arm {symptom}, by the words of the text", facts.symptom.words)
+        made.guess(
+            f"the reported arm {symptom}, by the words of the text",
+            facts.symptom.words,
+            facts.symptom.used,
+        )
     elif not facts.diagnosis.died:
         made.gap("no sentence that was read says what the engine does: dies stands for it")
     if symptom == "errs" and not _FAILED.search(facts.symptom.words):
@@ -633,18 +665,22 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
     names = {"reported"}
     for tried in facts.tried:
         flags, words = tried.flags, re.findall(r"[a-z0-9]+", " ".join(tried.flags).lower())
-        name = "-".join((["without"] if tried.removed else []) + words[:_MOST_WORDS])
+        words = (["without"] if tried.removed else []) + words
+        name = "-".join(words[:_MOST_WORDS])
+        name = "-".join(words) if name in names else name
         gone = tried.removed and not any(
             positive(flag.name) == positive(flags[0]) for flag in command.flags
         )
-        if gone or not name or name in names:
+        if gone or not name:
+            continue
+        made.used.append(tried.used)
+        if name in names:
             continue
         names.add(name)
         edit = made.file.call("without" if tried.removed else "with_flags", *flags)
         result = made.file.word("lives" if tried.lives else symptom)
         made.guesses.append(f"arm {name} {result.text}: “{tried.words}”")
         arms.append(Source(f"# “{tried.words}”\n{made.file.call('arm', name, result, edit).text}"))
-    made.quoted += [tried.words for tried in facts.tried]
     for statement in facts.unclear[:6]:
         made.gap(f"tried with an unclear result, or with something else: “{statement}”")
     made.put("arms", one_a_line(arms))

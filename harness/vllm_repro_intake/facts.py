@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from packaging.version import InvalidVersion, Version
@@ -15,7 +15,7 @@ from vllm_repro_diagnosis.boot_facts import scheduler_dump
 from vllm_repro_diagnosis.diagnosis import Diagnosis, Phase, diagnose
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.log_text import read_lines
-from vllm_repro_intake.commands import ReportedCommand, find_commands
+from vllm_repro_intake.commands import ReportedCommand, find_commands, least_likely_last
 from vllm_repro_intake.requests import (
     COUNTS,
     Asked,
@@ -26,6 +26,9 @@ from vllm_repro_intake.requests import (
 )
 from vllm_repro_intake.text import Block, clean, read_blocks, shortened, statements
 
+Used = tuple[str, tuple[str, ...]]
+"""A part of a sentence, and the words of it that were read."""
+
 
 @dataclass(frozen=True)
 class Stated:
@@ -33,8 +36,10 @@ class Stated:
 
     value: str
     words: str
-    # a release that the text names as one that works, or as one that was upgraded from
-    other: bool = False
+    # of a release: True if the text says that it has the bug, False if it works or is older
+    has_it: bool | None = None
+    # what was read of the text
+    used: tuple[Used, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +101,8 @@ _NO_TITLE = re.compile(
     rf"{_OF_FORM}|[`>({{\[|$#-]|\S+=|(?:export|nohup|curl|cd|source|import|from)\b"
     r"|vllm (?:serve|bench|-)"
     r"|(?:\S*/)?(?:python\S*|docker|podman|sudo|Traceback|File|INFO|WARNING|ERROR|DEBUG)\b"
-    r"|\d{4}-\d\d|.*\| "
+    r"|\d{4}-\d\d|.*\| |.*[:：]\W*$"
+    r"|(?i:(?:hi|hello|hey|dear|greetings|good \w+|thanks?)\b|你好|大家好)"
 )
 _REPOSITORY = r"[A-Za-z0-9][\w.-]{0,60}/[A-Za-z0-9][\w.-]{0,60}"
 _ISSUE_URL = re.compile(
@@ -117,6 +123,7 @@ _VERSIONS = (
         r"(?<![\w./:\[\]-])(?P<image>[\w./:\[\]-]{0,120}?)vllm-openai(?:-\w+)?"
         r":v(?P<version>\d+\.\d+[\w.]*)"
     ),
+    re.compile(r"(?ai)(?<![a-z])vllm[_-]v?(?P<version>0\.\d+\.\d+)"),
     re.compile(rf"(?a)\bvllm ?==? ?v?(?P<version>\d+\.\d+[\w.+]*{_PRE})"),
     re.compile(
         r"(?ai)\bv?LLM\b[^\n.;,]{0,60}?(?<![\w.])v?(?P<version>0\.[1-9]\d?\.\d{1,2}[\w.+]*"
@@ -126,28 +133,65 @@ _VERSIONS = (
 _RELEASE = rf"v?(?P<version>0\.[1-9]\d?\.\d{{1,2}}(?:{_PRE}|\.\d+)*)(?![\w.]*\d)"
 _TITLE_VERSION = re.compile(rf"(?a)(?<![\w.])(?:v(?=0)|(?<=\bto )|(?<=[:(\]] )){_RELEASE}")
 _BARE_VERSION = re.compile(
-    rf"(?ai)(?:(?<![\w.])(?:\b(?:to|on|in|with|of|is|at|since|version|release|and|run|running"
-    rf"|use|using) |[:(：（] ?|\A|(?<=\n)|(?<=\bv))|\b(?:vllm|version|release|build)\b[\"'`* ]*"
+    rf"(?ai)(?:(?<![\w.])(?:\b(?:to|on|in|with|is|at|since|version|release|and|run|running"
+    rf"|use|using) |[:(：（] ?|\A|(?<=[\n。])|(?<=[.!?;,] )|(?<=\bv))"
+    rf"|\b(?:vllm|version|release|build)\b[\"'`* ]*"
     rf"[:=|：][\"'`* ]*){_RELEASE}"
 )
 _LAST_OF_RANGE = re.compile(
     rf"(?ai)(?<![\w.])v?0\.[1-9]\d?\.\d{{1,2}}{_PRE}"
     rf" ?(?:~|～|-|–|—|/|\.\.+|,|&|to|through|and|or|until|至|到) ?{_RELEASE}"
 )
-_NOT_THIS_ONE = re.compile(
-    r"(?i)\b(?:from|work(?:s|ed|ing)|fine|ok|good|ran|lives|did not|not in|until|up to|before)"
-    r" (?:\S+ ){0,6}v?$"
+_SOURCE = re.compile(r"(?i)\b(?:install\w*|built|pulled|wheels?|image) from \S+ ")
+"""Words after `from` that are no sign of an older release: "installed from PyPI"."""
+_OLDER = re.compile(
+    r"(?i)(?<!starting )(?<!start )\b(?:from|between|until|up to|before|prior to"
+    r"|not (?:in|on|with)) v?$"
 )
-_SOURCE = re.compile(
-    r"(?i)\bfrom \S+ (?=to v?$)|\b(?:install\w*|built|pulled|wheels?|image) from \S+ "
+_LACKS = (
+    r"(?:works?|worked|working|(?<!the )(?:fine|ok(?:ay)?|good)|stable|pass(?:es|ed)?|unaffected"
+    r"|surviv\w+|lives|ran (?:for|fine|ok|well)|accepted|has no|has it not|goes away|gone"
+    r"|(?<!re)solve[sd]?"
+    r"|resolve[sd]?|fix(?:es|ed)?|avoid(?:s|ed)?|helps|cure[sd]?"
+    r"|(?:going|went) back|downgrad\w+|revert\w+|roll\w+ back)"
 )
-"""Words after `from` that are no bad sign: "upgraded from A to B", "installed from PyPI"."""
-_GOOD = re.compile(
-    r"(?i)(?:(?!crash|die|fail|hang|but |while |and |0\.\d)[^\n.;,]){0,30}?(?:\b(?:works?|worked"
-    r"|fine|ok(?:ay)?|good|unaffected|not affected|accepted|has it not|has no)\b|没有|正常"
-    r"|\b(?:does|did|do|has|have|is)(?: not|n'?t) (?!work|start|help|boot|run|serve|load))"
+_SHOWS = (
+    r"(?:crash\w*|die[sd]?|dead|fail\w*|broken?|breaks|bad|hang(?:s|ing)?|affected|bug(?:gy)?|since"
+    r"|regress\w*|(?:first )?seen|introduced|appear(?:s|ed)|start(?:s|ed|ing) (?:with|in|from)"
+    r"|errors?|segfaults?"
+    r"|reproduc(?:es?|ed|ible)|same (?:crash|issue|error|problem|bug)|happens?|occurs?|wrong"
+    r"|garbage|happened|occurred|triggers?|(?:has|have|had) (?:it|this|the (?:bug|issue|problem)))"
 )
-"""Words after a release that works."""
+_NOT = (
+    r"\b(?:not|never|without|cannot|no longer|no|\w+n[\u2019']t|(?:ca|do(?:es)?|did|is|was|wo)nt)"
+    r" (?:(?:yet|be|been|any) )?"
+)
+OUTCOME = re.compile(
+    rf"(?P<lacks>{_NOT}(?:{_SHOWS}|(?:such |more )?(?:problem|issue)s?)(?!\w)"
+    r"|没有|不会|正常|✅|✔|(?:発生し|起き|落ち)ません|問題(?:ない|ありません))"
+    rf"|(?P<shows>{_NOT}(?:{_LACKS}|help|boot|start|run|serve|load|answer|respond)(?!\w)"
+    r"|崩溃|报错|卡死|有问题|❌|✗|✘|落ち(?:る|ます)|没有用|無効)"
+    rf"|(?<![\w-])(?:(?P<good>{_LACKS})|(?P<bad>{_SHOWS}))(?![\w-])",
+    re.IGNORECASE,
+)
+"""What a release, or a GPU, does: it has the bug, or it has not."""
+_BAD = ("shows", "bad")
+_END = re.compile(r"(?i)\n|[.;!?]\s|[。；]|,? (?:but|while|whereas|however)\b")
+_LIST = r"(?:(?:\s?(?:[,/&~～–—-]|and|or|to|through)\s?)+v?0\.\d+(?:\.\d+\w*)?)*"
+_BEFORE_NEXT = r"(?i)v?0\.\d[\w.]*\s?(?:,|and\b|or\b)"
+_BESIDE = re.compile(
+    r"(?i)(?:[\s|:：()*`=→>+–—-]|\b(?:is|was|are|were|ha[sd]|have|both|all|still|also|it|do(?:es)?|did)\b)*"
+    rf"(?:{OUTCOME.pattern})"
+    r"(?!\W{1,3}(?:(?:in|on|with|since|from) )?v?0\.\d)"
+)
+"""An outcome beside a release: `0.21.0 (good)`, `| 0.21.0 | ok |`. A label of the next is none."""
+_UNDER = re.compile(r"(?i)--|\d\.\d|\b(?:with(?:out)?|if|when|unless|using|on|and|before|than)\b|=")
+"""Words of a condition, between a release and its outcome."""
+_IN_LIST = re.compile(
+    r"(?ai)(?:(?<=[\n|(:,;/~&–。，；、])|(?<=[-*•|(:,;/~&–.!?] )|\b(?:and|or|to|both|tested|tried"
+    rf"|{_LACKS}|{_SHOWS}) )[`*\"]*{_RELEASE}"
+)
+"""A release in a list, a cell or beside an outcome, of which the text states what it does."""
 _PRODUCT = re.compile(
     r"(?ai)(?P<ours>\bv?LLM(?:-openai)?(?![\w-]))|flashinfer|transformers|triton|torch|nixl|lmcache"
     r"|compress|xgrammar|deepgemm|cuda|driver|llm-d|chart|helm|operator|stack|aibrix|kserve|\bray\b"
@@ -173,7 +217,7 @@ _SHAPE = re.compile(
     r"|full_attention_interval|vocab_size|max_position_embeddings)[\"']?\s*[:=]\s*(\d{1,8})\b"
 )
 _ARCHITECTURE = re.compile(r"architectures?[\"']?\s*[:=]\s*\[?[\"']?(\w+For\w+)")
-_KIND = (
+KIND = (
     r"(?:NVIDIA |AMD |GeForce |Instinct |Tesla )*(?:RTX ?(?:PRO )?\d{4}(?: ?Ti)?(?: Blackwell|"
     r" Ada)?|[345]090|[345]0[6-9]0 ?[Tt]i|A6000|GB[123]00|GB10|DGX Spark|H\d{2,3}"
     r"|A(?:10G?|16|30|40|100|800)|L(?:4|20|40[sS]?)|V100|T4|B\d{3}|(?:Arc )?(?:Pro )?B[5-7]0"
@@ -181,22 +225,24 @@ _KIND = (
 )
 _GPUS = (
     re.compile(
-        rf"(?a)(?<![\w.])(?P<count>[1-9]\d?|{'|'.join(COUNTS)}) ?[x×*张块枚卡]? ?(?P<kind>{_KIND})",
+        rf"(?a)(?<![\w.])(?P<count>[1-9]\d?|{'|'.join(COUNTS)}) ?[x×*张块枚卡]? ?(?P<kind>{KIND})",
         re.IGNORECASE,
     ),
     re.compile(
-        rf"(?ai)(?<![\w-])(?P<kind>{_KIND})(?: ?\([^()\n]{{1,10}}\))? ?[x×*]"
+        rf"(?ai)(?<![\w-])(?P<kind>{KIND})(?: ?\([^()\n]{{1,10}}\))? ?[x×*]"
         r" ?(?P<count>[1-9]\d?)(?!\w|\.\d)"
     ),
-    re.compile(rf"GPU \d+: (?P<kind>{_KIND})"),
-    re.compile(rf"(?a)\bGPUs?\b[^\n]{{0,30}}?(?<![\w-])(?P<kind>{_KIND})"),
-    re.compile(rf"(?a)(?<![\w-])(?P<kind>{_KIND})"),
+    re.compile(rf"GPU \d+: (?P<kind>{KIND})"),
+    re.compile(rf"(?a)\bGPUs?\b[^\n]{{0,30}}?(?<![\w-])(?P<kind>{KIND})"),
+    re.compile(rf"(?a)(?<![\w-])(?P<kind>{KIND})"),
 )
 _NO_GPU = re.compile(
     r"(?i)(?<!if )\b(?:no|without(?: an?y?)?) GPUs?(?=[\s.,;)]*(?:$|\n|[.,;)]))"
     r"|\bGPUs?[*\"` ]*[:=|][*\"` |]*(?:none|no)\b"
     r"|\bCPU[- ](?:build|backend|only)\b|\bvllm-openai-cpu\b|\bVLLM_CPU_KVCACHE_SPACE\b"
 )
+_ROLE = re.compile(r"(?i)\b(?:prefill|decode)")
+"""The server of several that has the bug."""
 _COUNT = rf"(?i:(?<![\w.])(?P<count>\d{{1,2}}|{'|'.join(COUNTS)})[ -])"
 _NODES = re.compile(rf"{_COUNT}(?:[\w.]+[ -])?nodes\b")
 _GPU_COUNT = re.compile(rf"(?!0){_COUNT}(?:NVIDIA |AMD )?GPUs?\b(?! (?:hit|block|KV|token|mem))")
@@ -284,10 +330,19 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
     diagnosis = diagnose(text)
     if diagnosis.root is None and more:
         diagnosis = diagnose(more)
+    title = _title(text)
+    symptom = _symptom(title, sentences)
+    if role := _ROLE.search(symptom.words):
+        commands = [
+            replace(
+                each, times=each.times + (role[0].lower() in each.above.partition("\n")[2].lower())
+            )
+            for each in commands
+        ]
+        commands.sort(key=least_likely_last)
     command = commands[0].command if commands else ServeCommand(flags=())
     tried, unclear = find_tried([*sentences, *statements(read_blocks(more))], command)
     issue = issue or _issue(text)
-    title = _title(text)
     requests = find_requests(
         blocks,
         sentences,
@@ -318,7 +373,7 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
         unclear=tuple(unclear),
         diagnosis=diagnosis,
         phase=diagnosis.phase or _phase(title, requests, sentences),
-        symptom=_symptom(title, sentences),
+        symptom=symptom,
         answer=answer_length(text),
         blocks=tuple(blocks),
     )
@@ -337,8 +392,15 @@ def _symptom(title: str, sentences: Sequence[str]) -> Stated:
         for word, pattern in (("dies", _CRASH), *_SYMPTOMS):
             words = [each for each in texts if pattern.search(_NO_CRASH.sub(" ", each))]
             if words and not (word == "dies" and survives):
-                return Stated(word, shortened(words[0], 300))
-    return Stated("errs", shortened(survives[0], 300)) if survives else Stated("", "")
+                return _of_words(word, words[0], pattern)
+    return _of_words("errs", survives[0], _SURVIVES) if survives else Stated("", "")
+
+
+def _of_words(value: str, words: str, pattern: re.Pattern[str]) -> Stated:
+    """Return the behaviour of a sentence, of which the match of a pattern was read."""
+    match = pattern.search(_NO_CRASH.sub(lambda other: " " * len(other[0]), words))
+    used = ((words[max(0, match.start() - 25) :], (match[0],)),) if match else ()
+    return Stated(value, shortened(words, 300), used=used)
 
 
 def _phase(title: str, requests: Sequence[Asked], sentences: Sequence[str]) -> Phase | None:
@@ -398,32 +460,83 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Stat
     stated = [Stated(logged, "")] if logged and re.search(form + re.escape(logged), text) else []
     matches = [match for rx in _VERSIONS for match in rx.finditer(text)]
     matches += [match for rx in (_TITLE_VERSION, _BARE_VERSION) for match in rx.finditer(title)]
-    matches += [match for rx in (_BARE_VERSION, _LAST_OF_RANGE) for match in rx.finditer(text)]
+    told = f"{text}\n{_columns(text)}\n"
+    bare = [match for rx in (_BARE_VERSION, _LAST_OF_RANGE) for match in rx.finditer(text)]
+    bare += [match for match in _IN_LIST.finditer(told) if _shows(match)[0] is not None]
+    stated += _stated([*matches, *sorted(bare, key=lambda each: each.start("version"))], logged)
+    senses = {
+        each.value: {other.has_it for other in stated if other.value == each.value}
+        for each in stated
+    }
     # The release from which it was upgraded, or in which it works, comes last.
-    for match in sorted(matches, key=lambda each: (_is_another(each), "dev" in each["version"])):
+    clean = {value for value, known in senses.items() if False in known and True not in known}
+    if not any(True in known for known in senses.values()):
+        clean -= {each.value for each in stated if each.value == logged and not each.used}
+    seen: set[str] = set()
+    for release in sorted(
+        stated,
+        key=lambda each: (
+            each.value in clean,
+            {True, False} <= senses[each.value],
+            "dev" in each.value and each.value != logged,
+        ),
+    ):
+        with suppress(InvalidVersion):
+            version = str(Version(release.value))
+            if version not in seen and not any(each.startswith(f"{version}+") for each in seen):
+                seen.add(version)
+                known = senses[release.value] - {None}
+                has_it = False if release.value in clean else True if known == {True} else None
+                used = (
+                    each.used[0]
+                    for each in stated
+                    if each.value == release.value and each.used and each.has_it in (None, has_it)
+                )
+                yield Stated(version, release.words, has_it, tuple(used))
+
+
+def _stated(matches: Iterable[re.Match[str]], logged: str) -> Iterator[Stated]:
+    """Yield the releases of vLLM among matches, with the words around each.
+
+    logged: the release of the log, which needs no words.
+    """
+    for match in matches:
         if not _is_of_other_product(match):
             words = (
                 match.string[: match.end()][-60:].rpartition("\n")[2]
                 + re.split(r"\n|(?<=[.;!?])\s(?=[A-Z])", match.string[match.end() :][:60])[0]
             )
             version = match["version"].rstrip(".").replace(" ", "")
-            stated.append(
-                Stated(version, shortened(words) if version != logged else "", _is_another(match))
-            )
-    seen: set[str] = set()
-    for release in stated:
-        with suppress(InvalidVersion):
-            version = str(Version(release.value))
-            if version not in seen and not any(each.startswith(f"{version}+") for each in seen):
-                seen.add(version)
-                yield Stated(version, release.words, release.other)
+            has_it, used = _shows(match)
+            yield Stated(version, shortened(words) if version != logged else "", has_it, (used,))
+
+
+def _columns(text: str) -> str:
+    """Return `release: cell` lines of the tables whose head has releases."""
+    lines: list[str] = []
+    head: list[str] = []
+    for line in text.split("\n"):
+        cells = [cell.strip(" *`") for cell in line.split("|")] if "|" in line else []
+        if (
+            sum(re.fullmatch(r"(?i)(?:vllm )?v?0\.\d+\.\d+\S*", cell) is not None for cell in cells)
+            > 1
+        ):
+            head = cells
+        elif len(cells) == len(head):
+            lines += [f"{name}: {cell}" for name, cell in zip(head, cells, strict=True) if cell]
+        else:
+            head = []
+    return "\n".join(lines)
 
 
 def _is_of_other_product(match: re.Match[str]) -> bool:
     """Return True if a release is that of a chart, an image or a package, and not of vLLM."""
     if (image := match.groupdict().get("image")) is not None:
-        return not re.fullmatch(r"(?:\S*/)?vllm/|[^/]*[.:\]][^/]*/|", image)
+        return not re.fullmatch(r"(?:\S*/)?vllm/|[^/]*[.:\]][^/]*/(?!lmcache)\S*|", image)
     before = match.string[: match.start("version")]
+    named = re.match(r"(?i)\.? (?:of|from) (?!pip|uv|v?llm)", match.string[match.end("version") :])
+    if named and _PRODUCT.match(match.string, match.end("version") + named.end()):
+        return True
     line = re.split(r"[\n,;,；。、]", before)[-1]
     if tag := re.search(r"(?a)(?P<image>[\w./\[\]-]*\w)[:@]v?$", line):
         return not re.search(
@@ -432,19 +545,41 @@ def _is_of_other_product(match: re.Match[str]) -> bool:
     if named := re.search(r"(?im)^\W*name\W+([\w.-]+).*\n.*\Z", before):
         return named[1] != "vllm"
     products = [*_PRODUCT.finditer(line)]
-    if not products:
+    if not products or re.search(r"(?i)vllm[_-]v?$", line):
         return bool(re.search(r"(?i)\b(?:image|tag)\b\W*(?:(?:is|was|version)\b)?\W*v?$", line))
     return not products[-1]["ours"] and not re.search(
         r"(?i) (?:on|in|at|since|with) ", line[products[-1].end() :]
     )
 
 
-def _is_another(match: re.Match[str]) -> bool:
-    """Return True if the words around a release say that it works or was upgraded from."""
-    clauses = re.split(r"[.;\n]\s|,| but | and ", match.string[: match.start("version")][-80:])
-    return bool(
-        _NOT_THIS_ONE.search(_SOURCE.sub("", clauses[-1])) or _GOOD.match(match.string, match.end())
-    )
+def _shows(match: re.Match[str]) -> tuple[bool | None, Used]:
+    """Return what the words around a release or a GPU say, and the words: True if it has the bug.
+
+    None without such words.
+    """
+    at, end = match.span("version" if "version" in match.re.groupindex else "kind")
+    before = _END.split(_SOURCE.sub("", match.string[:at][-160:]))[-1]
+    after = _END.split(match.string[at : end + 80].rstrip("."), maxsplit=1)[0][end - at :]
+    whole, itself = f"{before}{match.string[at:end]}{after}", match.string[at:end]
+    after = re.sub(rf"\A{_LIST}", "", after)
+    if re.match(r"\s*\|", before):  # a row with several results
+        outcomes = [*OUTCOME.finditer(after)]
+        bad = max((each.lastgroup in _BAD for each in outcomes), default=None)
+        return bad, (whole, (itself, *(each[0] for each in outcomes[:1])))
+    outcome = _BESIDE.match(after)
+    if outcome is None and _OLDER.search(before) and not re.match(r" on(?:wards?)?\b|\+", after):
+        return False, (whole, (itself, *(each[0] for each in OUTCOME.finditer(before))))
+    if outcome is None and (labels := [*OUTCOME.finditer(before)]):
+        between = re.sub(_BEFORE_NEXT, "", before[labels[-1].end() :])
+        outcome = None if re.search(r"--|=|[,、]| and ", between) else labels[-1]
+    if outcome is None:
+        outcome = OUTCOME.search(after)
+        if outcome is None or _UNDER.search(after[: outcome.start()]):
+            return None, (whole, (itself,))
+    shown = outcome.lastgroup in _BAD
+    if not shown and re.match(r"[^\n.;!]*\?", match.string[end : end + 80]):
+        return None, (whole, (itself,))
+    return shown, (whole, (itself, outcome[0]))
 
 
 def _model(text: str) -> Stated | None:
@@ -453,7 +588,12 @@ def _model(text: str) -> Stated | None:
         filter(None, (rx.search(text) for rx in (_HUB_MODEL, _HUB_URL, _NAMED_MODEL))), None
     )
     name = match and (match["model"] or match["body"]).rstrip(".,")
-    return Stated(name, shortened(match[0])) if match and name else None
+    return Stated(name, shortened(match[0]), used=_all(match[0])) if match and name else None
+
+
+def _all(words: str) -> tuple[Used, ...]:
+    """Return words that were read, wherever they stand."""
+    return ((words, (words,)),)
 
 
 def _shape(text: str) -> dict[str, int | str]:
@@ -472,10 +612,14 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Stated | None:
     """Return count, kind and memory of the GPUs as the text states them; None if it states none."""
     if diagnosis.evidence is Evidence.CPU:
         return None
-    named = next((match for rx in _GPUS if (match := rx.search(text))), None)
+    matches = (
+        match for rx in _GPUS for match in rx.finditer(text) if _shows(match)[0] is not False
+    )
+    named = next(matches, None)
     if named is None:
         match = _GPU_COUNT.search(text)
-        return Stated(f"{_count(match)} x GPU", shortened(match[0])) if match else None
+        words = match[0] if match else ""
+        return Stated(f"{_count(match)} x GPU", words, used=_all(words)) if match else None
     memory = re.match(
         r"(?:(?!CPU)[^\n.;]){0,20}?\b(\d{2,3}) ?(?:GB|GiB|G)\b(?!\W*(?:\w+ )?RAM)",
         text[named.end() :],
@@ -486,6 +630,7 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Stated | None:
         f"{f'{count} x ' if count else ''}{shortened(named['kind'])}"
         f"{f' of {memory[1]} GB' if memory else ''}",
         shortened(re.split(r"\n|[;。]| with | and ", text[named.start() :][:80])[0], 80),
+        used=_all(named[0]) + _all(f"{named[0]}{memory[0]}" if memory else named[0]),
     )
 
 

@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     known = all_scenarios(warn=to_stderr)
     number = facts.issue.partition("#")[2]
     name = output.stem.replace("_", "-") if output else f"issue-{number}" if number else "my-bug"
-    release = next((named.value for named in facts.versions if not named.other), "")
+    release = next((named.value for named in facts.versions if named.has_it is not False), "")
     source = arguments.vllm or (Source(release=release) if release else None)
     made = draft(
         facts,

@@ -47,6 +47,8 @@ class Asked:
     unread: tuple[str, ...] = ()
     # another server than the reported one, that it is sent to
     elsewhere: str = ""
+    # the words that were read of the sentence `words`
+    used: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Tried:
     words: str
     # the flags were left out
     removed: bool = False
+    # a part of the sentence, and the words of it that were read
+    used: tuple[str, tuple[str, ...]] = ("", ())
 
 
 DIGITS = r"[1-9]\d{0,2}(?:[ ,.'_\u2019\u00a0\u202f]\d{3})+(?![\d.,]*\d)|\d(?:[\d,]*\d)?(?:\.\d+)?"
@@ -467,7 +471,10 @@ def _in_prose(statements: Sequence[str]) -> list[Asked]:
         if several := _several(statement):
             if not _verdicts(statement)[0]:
                 together = next(filter(None, map(at_once, (statement, *statements))), 0)
-                requests.append(replace(several, at_once=together, words=shortened(raw, 300)))
+                used = tuple(match[0] for match in _CONCURRENT.finditer(statement))
+                requests.append(
+                    replace(several, at_once=together, words=shortened(raw, 300), used=used)
+                )
             continue
         sizes = [
             size for rx in _SIZES for size in rx.finditer(statement) if _of_prompt(statement, size)
@@ -489,9 +496,15 @@ def _in_prose(statements: Sequence[str]) -> list[Asked]:
         before = statement[: size.start("number")][-20:]
         tokens, label = _tokens(size) + bool(_MORE_THAN.search(before)), _ORDINALS.search(statement)
         name = label[0].lower() if label else ""
-        request = Asked(tokens, answer_length(statement), shortened(raw, 300))
-        alike = [at for at, known in enumerate(requests) if _alike(tokens, known.tokens)]
         count = _COUNTED.search(statement)
+        read = [*sizes, label, count, _CONCURRENT.search(statement), _OUTPUT.search(statement)]
+        used = tuple(
+            match[0]
+            for match in read
+            if match and (match not in sizes or _alike(_tokens(match), tokens))
+        )
+        request = Asked(tokens, answer_length(statement), shortened(raw, 300), used=used)
+        alike = [at for at, known in enumerate(requests) if _alike(tokens, known.tokens)]
         expected = COUNTS.get(count["count"].lower()) or int(count["count"]) if count else 1
         if count is not None and len(alike) < expected:
             more = replace(request, beside=bool(_AT_ONCE.search(statement)))
@@ -570,29 +583,47 @@ def _of_prompt(statement: str, size: re.Match[str]) -> bool:
 
 # ── workarounds
 
+_THE_BUG = r"(?:(?:the |this )?(?:bug|crash|error|hang|issue|problem) )?"
 _FAILS = re.compile(
     r"\bsame (?:crash|error|issue|problem|failure)|\bstill"
     r" (?:crash|fail|happen|occur|die|hang|broken|present|reproduc|see|get)\w*"
-    r"|(?:\b(?:never|not)|n[o']?t) (?:finish\w*|pass\w*|starts?|started|serv\w*|accepted|right"
+    r"|(?:\b(?:never|not)|n[o']?t) (?:fixed|solved|resolved|avoided|finish\w*"
+    r"|pass\w*|starts?|started|serv\w*|accepted|right"
     r"|correct|fine|normal\w*|stable|ok(?:ay)?)\b"
     r"|\b(?:does|did|do)(?:n[o']?t| not)"
     r" (?:help|fix|work|resolve|matter|avoid|change|affect|prevent)|\bnot influenced"
-    r"|\bno (?:effect|difference|improvement)|[:,] same\b|\balso (?:crash|fail)\w*",
+    r"|\bno (?:effect|difference|improvement|change)|\bnothing changes|[:,] same\b"
+    r"|(?:→|->|=>|\|) ?(?:crash\w*|wrong|fail\w*|hang\w*|bad|die[sd]|garbage|❌)(?!\w)"
+    rf"|\balso (?:crash|fail)\w*|\b(?:crash|fail|hang|die)\w* (?:as well|too|anyway|again)\b"
+    rf"|\b{_THE_BUG}(?:persists?|remains?)\b"
+    r"|\b(?:happens|occurs) (?:too|also|anyway)",
     re.IGNORECASE,
 )
 _WORKS = re.compile(
     r"\bworks?\b(?!"
     r" around)|\bworked\b|\b(?:avoid|succeed)(?:s|ed)\b|\bresolve[sd]\b|\bfixe[sd]\b|\bboots and"
     r" serves|\bprevents\b"
-    r"|\bworkarounds? (?:is|are)\b|\bworkaround:|\bno (?:more |longer"
-    r" )?(?:crash|hang|error)\w*|\bgoes away|\bdisappears?\b|\bstable\b"
+    r"|\bworkarounds? (?:is|are)\b|\bworkaround:|\bstable\b"
+    r"|\bno (?:more |longer |such )?(?:crash|hang|error|failure|issue|problem)\w*"
+    r"|\bnever (?:crash|happen|occur|reproduce|hang|die|fail)\w*"
+    rf"|\b(?:makes? )?{_THE_BUG}(?:go(?:es)? away|disappears?|(?:is|was) gone)\b"
+    r"|\b(?:can(?:'t|not| not)|unable to|could(?:n't| not)) reproduce\b|\bnot reproducible\b"
+    r"|\b(?:solve|cure)[sd]?\b|\bhelps\b"
     r"|\b(?:does|did)(?:n't| not) (?:crash|happen|occur|reproduce|hang|die)|\b(?:runs?|is|was|are)"
     r" (?:fine|ok(?:ay)?)\b"
-    r"|(?:→|->|=>|:|\|) ?(?:fine|ok|good)\b|\bstarts? (?:normally|fine|up|again|ok(?:ay)?)\b"
+    r"|(?:→|->|=>|:|\|) ?(?:fine|ok|good|right|correct|passed|✅)(?!\w)"
+    r"|\bstarts? (?:normally|fine|up|again|ok(?:ay)?)\b"
     r"|\bstart normally\b|\bserves\b|\bpass(?:es|ed)\b|\baccepted\b|\bsurvive[sd]?\b"
     r"|\bfinish(?:es|ed)\b|\bnormally\b|\b(?:is|are|was|were) (?:right|correct|good|gone)\b",
     re.IGNORECASE,
 )
+_CRASHES = re.compile(
+    r"(?i)(?<!not )(?<!n't )(?<!never )(?<!no )(?<!longer )(?<!without )"
+    r"\b(?:crash(?:es|ed)|hangs?|hung|dies|died|fails|failed|segfaults)\b"
+)
+"""A plain failure. It is no result of a workaround: the bug may need the flag."""
+_ARGUMENT = re.compile(r"(?a)(?<![\w.-])([a-z][a-z0-9_]*)\s?=\s?[\"']?([\w./-]*\w)[\"']?")
+"""A flag as an argument of Python: `enforce_eager=True`."""
 _SECOND = re.compile(
     r"(?a)(?<![\w.-])[A-Za-z]\w*=\S|\b(?:TP|PP|DP|EP|CP) ?\d"
     r"|\b(?:one|single|1) (?:\w+ ){0,2}at a time"
@@ -633,6 +664,8 @@ _FEATURES = {
     r"mtp|spec(?:ulative)?[- ]dec\w+": "",
 }
 _CLAUSES = re.compile(r",\s+|;\s+|\bbut\b|\bwhile\b|\bwhereas\b")
+_NEXT = re.compile(r"(?<=[\w)`][.!?])\s+(?=[a-z])")
+"""The end of a sentence, before one that begins with a small letter."""
 _OFF = re.compile(
     rf"\b(?:disabl\w+|without|turn\w+ off) (?:the )?\W{{0,2}}(?P<what>{'|'.join(_FEATURES)})\b",
     re.IGNORECASE,
@@ -646,13 +679,14 @@ def find_tried(statements: Sequence[str], command: ServeCommand) -> tuple[list[T
     """
     tried_flags: list[Tried] = []
     unclear: list[str] = []
-    for raw in statements:
-        whole = GLUED.sub(" | ", raw)
+    for raw, sentence in ((whole, part) for whole in statements for part in _NEXT.split(whole)):
+        whole = _ARGUMENT.sub(_as_flag, GLUED.sub(" | ", sentence))
         parts = re.split(r";\s+", whole)
         if all(any(_verdicts(part)) or not list(_flags_of(part)) for part in parts):
             whole = "; ".join(part for part in parts if list(_flags_of(part)))
         clauses = _CLAUSES.split(whole) if all(_verdicts(whole)) else [whole]
-        if any(any(_verdicts(clause)) and not list(_flags_of(clause)) for clause in clauses):
+        clear = (clause for clause in clauses if _WORKS.search(clause) or _FAILS.search(clause))
+        if any(not list(_flags_of(clause)) for clause in clear):
             clauses = [whole]  # a result of something else
         for clause in clauses:
             works, fails = _verdicts(clause)
@@ -669,22 +703,45 @@ def find_tried(statements: Sequence[str], command: ServeCommand) -> tuple[list[T
                     continue
                 if (
                     works != fails
+                    and (works or _FAILS.search(clause))
                     and all(positive(flag.split()[0].partition(".")[0]) in KNOWN for flag in flags)
                     and not _DOUBT.search(clause)
                     and not _has_second_condition(clause)
                     and (known is None or known.lives == works)
                 ):
-                    tried_flags += (
-                        [] if known else [Tried(flags, works, shortened(raw, 300), removed)]
-                    )
+                    used = _used(flags, clause if clause in raw else raw)
+                    tried_flags += [Tried(flags, works, shortened(raw, 300), removed, used)]
                 elif works or fails:
                     unclear.append(shortened(raw, 300))
     return tried_flags, list(dict.fromkeys(unclear))
 
 
+def _used(flags: tuple[str, ...], part: str) -> tuple[str, tuple[str, ...]]:
+    """Return a part of a sentence, and the words of it that state the result of these flags."""
+    names = {flag.split()[0] for flag in flags}
+    read = [match[0] for rx in (_OFF, _FAILS, _WORKS) for match in rx.finditer(part)]
+    read += [at[0] for at in _ARGUMENT.finditer(part) if _as_flag(at).split()[0] in names]
+    for match in _FLAG.finditer(part):
+        name = canonical(match["name"])
+        if name in names:
+            taken_out = _TAKEN_OUT.search(part[: match.start()])
+            read += [taken_out[0].strip("`*' ")] if taken_out else []
+            read.append(match["name"] if is_switch(name) and match["gap"] != "=" else match[0])
+    return part, tuple(read)
+
+
 def _verdicts(statement: str) -> tuple[bool, bool]:
     """Return (works, fails): a statement may report a success, a failure, or both."""
-    return bool(_WORKS.search(_FAILS.sub(" ", statement))), bool(_FAILS.search(statement))
+    fails = _FAILS.search(statement) or _CRASHES.search(statement)
+    return bool(_WORKS.search(_FAILS.sub(" ", statement))), bool(fails)
+
+
+def _as_flag(match: re.Match[str]) -> str:
+    """Return an argument of Python as a flag, if vLLM has it, else as it is."""
+    flag = f"--{match[1].replace('_', '-')}"
+    if flag not in KNOWN:
+        return match[0]
+    return {"True": flag, "False": f"--no-{flag[2:]}"}.get(match[2], f"{flag} {match[2]}")
 
 
 def _has_second_condition(statement: str) -> bool:
@@ -701,7 +758,7 @@ def _flags_of(statement: str) -> Iterator[tuple[tuple[str, ...], bool]]:
     A flag without its value ends the search and drops its group. If the statement has an "or", each
     flag is a group.
     """
-    apart = re.search(r"\bor\b|\beither\b", statement) is not None
+    apart = re.search(r"\bn?or\b|\beither\b", statement) is not None
     group: list[str] = []
     for match in _FLAG.finditer(statement):
         name, value = canonical(match["name"]), match["value"] or ""
@@ -713,7 +770,7 @@ def _flags_of(statement: str) -> Iterator[tuple[tuple[str, ...], bool]]:
             and (
                 match["gap"] == "="
                 or statement[match.end() :].lstrip().startswith("--")
-                or _A_VALUE.fullmatch(value)
+                or _A_VALUE.fullmatch(value.rstrip(".:"))
             )
         ):
             word = value[1:-1] if value[0] in "'\"" else value.rstrip(".:")

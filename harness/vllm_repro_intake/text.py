@@ -21,6 +21,39 @@ _APART = re.compile(
     r"(?=[ \t]*-|(?![^\n]*\b(?:vllm|python3?|curl|docker) )[^\n]*\\[ \t]*$)"
 )
 """Empty lines between two lines of one command of a shell."""
+_SHARED = re.compile(
+    r"(?<![\w.\]:/$-])(?P<root>(?:file://)?/(?:mnt|data\d*|nfs\w*|scratch\w*|raid\d*|storage|shared?|ssd\d*"
+    r"|nvme\d*|disks?\d*|lustre|gpfs|fsx|efs|volumes?|media|projects?|cluster|workspace|work|u)"
+    r"|(?<![\w.])[A-Za-z]:(?=[\\/][\w.-]))(?P<folders>(?:(?:/|\\{1,2})[\w.@\[\]-]+)+)"
+)
+"""A path on a disk that users share."""
+_NO_OWNER = re.compile(
+    r"(?i)(?:(?:hf|huggingface|local|nvme|ssd|disk|vol(?:ume)?|mnt|gpu)s?[\d_-]*|data(?:sets?)?\d*"
+    r"|models?|weights|check-?points?|ckpts?|hub|\.?cache|caches|snapshots?|loras?|adapters?|llms?|vllm"
+    r"|shared?|public|homes?|users|storage|te?mp|logs?|work(?:space)?s?|projects?|src|code|repos?|bin|lib"
+    r"|v?envs?|\.venv|configs?|scripts|templates|images?|inputs?|outputs?|results|nfs|scratch|opt|usr"
+    r"|(?:mini|ana)?conda\d?|docker|runs?|program files|windows|appdata|root|\[[\w:-]+\])"
+)
+"""A folder that is no name of a user or a project."""
+_FAMILY = re.compile(
+    r"(?i)qwen|llama|deepseek|glm|gemma|mi[sx]tral|phi-?\d|opt-|gpt|kimi|minimax|falcon|yi-|whisper"
+    r"|bert|e5|bge|nemotron|granite|command-r|instruct|moe|awq|gptq|fp8"
+)
+"""A word of a model's name."""
+_SENT_TO = re.compile(
+    r"(?<![\w./@\[-])(?!localhost|host\.docker)(?=[\w.-]*[a-z])[\w-]+(?:\.[\w-]+)*(?=:\d{2,5}/v\d/)"
+)
+"""A host in an address without a scheme."""
+_HOST = re.compile(
+    r"(?<![\w./@:-])(?![\w.-]*(?:github|huggingface|nvidia|pytorch|vllm|openai|docker|python)\.)"
+    r"(?=[a-z0-9.]*[\d-])[a-z][a-z0-9-]*(?:\.[a-z0-9-]+)*\.(?:com|net|org|edu|gov|io|de|fr|eu|uk|ru|cn|jp)\b"
+    r"(?![\w/-]|\.\w)"
+)
+_PHONE = re.compile(
+    r"(?i)((?:\b(?:tel|phone|mobile|cell|fax)[a-z]*|电话|手机)[.:： ]{1,3}|(?<!\S)(?=\+\d))"
+    r"[+(]?\d[\d ()./-]{5,}\d(?: ext\.? ?\d+)?"
+)
+_PROMPT = re.compile(r"(?m)(?<![\w.@-])[a-z_][\w.-]*@[\w.-]+(?=[ :][^\n\]$#%]{0,60}\]?[$#%] )")
 LONGEST = 10_000
 """Longest command, call or line that is read, in characters.
 
@@ -31,7 +64,10 @@ GLUED = re.compile(
     r"(?<=[a-z0-9])(?=(?:Same|Still|Boots|Works|Crash(?:es)?|Fails|No crash|OK|Fine)\b)"
 )
 """Border of two cells of a table that a web page lost."""
-_SENTENCE_END = re.compile(r"(?<=[.!?;])(?<!^\d\.)(?<!^\d\d\.)[ \t]+(?=[A-Z`*(])|(?<=[。！？])")
+_SENTENCE_END = re.compile(
+    r"(?<=[.!?;])(?<!^\d\.)(?<!^\d\d\.)[ \t]+(?=[A-Z`*(])|(?<=[。！？])"
+    r"|(?<=[\w)`][.!?;])(?<!^\d\.)[ \t]+(?=--|[a-z]\w*[=_]|v?\d+\.\d+\.\d)"
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +100,26 @@ def clean(text: str) -> str:
     filled = [line for line in lines if line.strip()]
     if filled and sum(line.lstrip().startswith(">") for line in filled) * 2 > len(filled):
         lines = [re.sub(r"^(?:[ \t]*> ?)+", "", line) for line in lines]
-    return "\n".join(lines)
+    text = _PHONE.sub(r"\1[phone]", _SHARED.sub(_without_owner, "\n".join(lines)))
+    text = _HOST.sub("[host]", text)
+    return _PROMPT.sub("[user]@[host]", _SENT_TO.sub("[host]", text))
+
+
+def _without_owner(match: re.Match[str]) -> str:
+    """Return a path with `[user]` in place of the folders that may name a user or a project.
+
+    Those of an installed package stay, and the last one if it may be a file or a model.
+    """
+    parts = re.split(r"(/|\\+)", match["folders"])
+    last = len(parts) - 1
+    for at in range(2, len(parts), 2):
+        if re.fullmatch(r"(?:site|dist)-packages|python\d.*|vllm", parts[at]):
+            break
+        named = at < last or re.fullmatch(r"[a-z]+\.?", parts[at])
+        named = named or re.fullmatch(r"(?:home|user)s?", parts[at - 2])
+        if named and not _NO_OWNER.fullmatch(parts[at]) and not _FAMILY.search(parts[at]):
+            parts[at] = "[user]"
+    return match["root"] + "".join(parts)
 
 
 def read_blocks(text: str) -> list[Block]:

@@ -13,7 +13,10 @@ from collections.abc import Collection, Iterator, Sequence
 from textwrap import wrap
 
 from vllm_repro.command.flags import canonical
-from vllm_repro_intake.requests import DIGITS, tokens_of
+from vllm_repro.secret_names import steers_vllm
+from vllm_repro_intake.commands import flag_of
+from vllm_repro_intake.facts import KIND, OUTCOME, Used
+from vllm_repro_intake.requests import COUNTS, DIGITS, tokens_of
 from vllm_repro_intake.text import Block, statements
 
 _LONGEST = 240
@@ -31,6 +34,40 @@ _MODEL = re.compile(
     r"|(?<![\w/.:-])[\w.-]+(?:/[\w.-]+)+(?<!\.py):v?\d[\w.-]*\w"
 )
 """The public name of a model, or an image with its tag."""
+_NAME = re.compile(
+    rf"(?<![\w-]){KIND}"
+    r"|(?<![\w/.-])(?:[Bb]?[Ff][Pp]?(?:4|8|16|32)|b?float(?:16|32)|[Ii][Nn][Tt][48]|NVFP4|MXFP[48]"
+    r"|AWQ|GPTQ)(?![\w-])"
+    r"|(?<![\w.])[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+(?!\w)"
+    r"|(?<![\w/.-])[A-Z][\w.]*(?:-[\w.]+)*-\d+(?:\.\d+)?B\b(?:-\w+)*"
+)
+"""Kind of a GPU, type of numbers, or a model without its organization, in prose."""
+_COUNTED = re.compile(
+    rf"(?i)\b(?!one){'|'.join(('(?:seven', *COUNTS, 'nine|ten|twelve|dozens|hundreds|thousands)'))}"
+    r" (?:\w+ ){0,2}?(?:adapters?|clients?|days|gpus|hours?|images?|instances|machines|minutes"
+    r"|nodes|pods|prompts|replicas|requests|runs|seconds|servers|sessions|streams|tokens|users"
+    r"|videos|weeks|workers)\b"
+)
+"""A count in words."""
+_POLITE = re.compile(
+    r"(?i)(?:hi|hello|hey|dear)(?:[ ,]+\w+){0,4}\W*$"
+    r"|(?:many )?(?:thanks?|cheers|regards|sent from|best,)"
+    r"|(?:best|kind|warm)(?:est)? (?:regards|wishes)\b"
+)
+"""A greeting, or the end of a letter."""
+_A_FACT = re.compile(
+    r"--[a-z]|\d\.\d|[=_]|\d ?(?:[kx]|tokens?|[GM]i?B|m?s|min|hours?|requests?|gpus?|images?)\b"
+    rf"|{OUTCOME.pattern}",
+    re.IGNORECASE,
+)
+_SMI = re.compile(r"(?m)^[|+].*\bNVIDIA-SMI\b")
+_OF_SMI = re.compile(r"\s*[|+].*[|+]\s*$|\w{3} \w{3} +\d+ [\d:]+ \d{4}$")
+_OF_MACHINE = re.compile(
+    r"(?:ExecStartP|ExecStop|ExecReload|Restart|Timeout|StartLimit|Kill|Standard|Syslog|Watchdog)\w*="
+    r"|(?:User|Group|WantedBy|After|Wants|Requires|Type|Description|WorkingDirectory)="
+    r"|(?!.*vllm).*\b(?:nvidia|rocm|amd)-smi\b|\s*- [\"']?\d+:\d+[\"']?$"
+)
+"""A line of a systemd unit, or a look at the machine, that a reproduction does not need."""
 _FRAME = re.compile(r"\bFile \"[^\"]+\", line \d+")
 _COLLECTED = re.compile(
     r"collect_env|(?m:^LD_LIBRARY_PATH=)"
@@ -61,13 +98,21 @@ _VARIABLE = re.compile(
     r"|LMCACHE)_[A-Z0-9_]+|(?<=\bname: )[A-Z][A-Z0-9]*_[A-Z0-9_]+"
     r"|\b[A-Z][A-Z0-9]*_[A-Z0-9_]+(?==)"
 )
+_SETTING = re.compile(
+    r"(?a)\b([A-Z][A-Z0-9_]{2,}(?==)|[A-Z][A-Z0-9]*_[A-Z0-9_]+)[\"'`]?"
+    r"(?:=| ?[:|] ?| (?:is |was )?(?:set )?to | value: ?)"
+    r"[\"'`]?(\w[\w./:,-]*)"
+)
+"""A variable and its value, also in YAML, a table or prose."""
 _ROUTE = re.compile(
     r"(?:\b(?:GET|POST|PUT|DELETE) |`|https?://[^/\s\"'`]+|\b(?:localhost|127\.0\.0\.1)(?::\d+)?)"
     r"(?P<route>/[a-z][\w/.-]*\w(?:\?[\w=&.-]+)?)(?=[\s\"'`),;.]|$)"
 )
 _TICKED = re.compile(r"`([a-z]+(?:_[a-z0-9]+)+)(?=[=:`])")
 _FIELD = re.compile(r"[\"'](\w+)[\"']\s*:|(?<![\w.-])([a-z]\w*)=(?![=\s])")
-_PAIR = re.compile(r"(?a)[\"']?(\w[\w-]*)[\"']?\s*[:=]\s*(-?\d+(?:\.\d+)?)(?![\w.])")
+_PAIR = re.compile(
+    r"(?a)[\"']?(\w[\w-]*)[\"']?\s*[:=]\s*(-?\d+(?:\.\d+)?|[Tt]rue|[Ff]alse)(?![\w.]*\w)"
+)
 _OF_A_CLIENT = frozenset(
     [
         *(
@@ -94,20 +139,28 @@ _TOGETHER = re.compile(
 """Number of requests that code sends at once."""
 _PAUSE = re.compile(
     r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\b(?:time|asyncio)\.sleep\("
-    r"|\s#.*\b(?:tried|works?|crash\w*|fails?|hangs?|clos\w+|abort\w*|cancel\w*|disconnect\w*)\b"
+    r"|(?:^|\s)#.*\b(?:tried|works?|crash\w*|fails?|hangs?|clos\w+|abort\w*|cancel\w*|disconnect\w*)\b"
 )
 """A pause, or a comment on a result."""
 _TELLS = re.compile(
     r"(?i)\b(?:work(?:s|ed|around)|ok|okay|fine|finish(?:es|ed)|surviv\w+|remov(?:e|ing)|dropping"
     r"|(?:no|not|never|still|without) (?:a )?(?:crash\w*|dead|die[sd]?|hang\w*|trigger\w*)"
-    r"|leaving out|alone|not affected|unaffected|only (?:if|when)|cures?|helps?|stops? it"
-    r"|restart\w*|normally|(?<!-)serve[sd](?!-)|pass(?:es|ed)?|accepted"
+    r"|leaving out|alone|not affected|unaffected|only (?:if|when|with|in|on|for|happens|occurs)"
+    r"|cures?|helps?|stops? it"
+    r"|(?:dis|en)abl(?:ed|ing)|turn(?:ed|ing) o(?:n|ff)|restart\w*|normally|(?<!-)serve[sd](?!-)"
+    r"|pass(?:es|ed)?|accepted|depends? on|required|needed"
+    r"|wrong|incorrect|garbage|gibberish|it starts|reproduc(?:es|ible)"
     r"|(?:is|are|was|were) (?:right|correct)"
     r"|(?:does|did|do)(?: not|n't) (?:segfault|happen|occur|reproduce)|never happens"
     r"|makes it start)\b"
     r"|正常|不会|没有(?:这个)?问题|解决|ません"
 )
 """Words of a sentence about a workaround, or about a setup without the bug."""
+_REST = re.compile(
+    rf"(?i)\b(?:not|never|no|without|cannot|neither|only|unless|except)\b|n[\u2019']t\b"
+    rf"|{OUTCOME.pattern}"
+)
+"""Words of the rest of a sentence that are a result, or turn one around."""
 _REPEATED = re.compile(
     r"(?i)\btwice\b|\b(?:two|three|several|many|a (?:few|couple(?: of)?)) times\b|\brepeatedly\b"
     r"|\b(?:abort(?:s|ed|ing)?|cancel\w*|disconnect\w*)\b"
@@ -129,31 +182,34 @@ def unread(
     blocks: Sequence[Block],
     values: Sequence[str],
     quoted: Sequence[str],
+    used: Sequence[Used],
     made_up: Collection[str],
     sent: int,
     title: str,
 ) -> Iterator[str]:
     """Yield the parts of the text that the draft does not have; nearby lines of code are one part.
 
-    values: the draft's values, without the shape of a known model. quoted: its comments. made_up:
-    placeholders for numbers that the text does not state. sent: number of requests with a body in
-    the draft. title: the draft has it, so it is no part. After 150 parts the last one states how
-    many more there are.
+    values: the draft's values, without the shape of a known model. quoted: its comments. used:
+    parts of sentences, and the words of them that were read. made_up: placeholders for numbers that
+    the text does not state. sent: number of requests with a body in the draft. After 150 parts the
+    last one states how many more there are.
     """
-    stated = [part for block in blocks for part in _parts(block, blocks)]
+    stated = [(title, False), *(part for block in blocks for part in _parts(block, blocks))]
     headings = (block.heading for block in blocks if _REPEATED.search(block.heading))
     stated += [(heading, False) for heading in dict.fromkeys(headings)]
     # Which of several requests was not read is not known: quote each.
     lost = sum(SENDS.search(text) is not None for text, _ in stated) > sent
-    parts = [
-        (at, *part)
-        for at, part in enumerate(stated)
-        if (title not in part[0] or len(part[0]) > len(title) + 30)
-        and (
-            (lost and (SENDS.search(part[0]) or (part[1] and _OF_A_BODY.search(part[0]))))
-            or any(_missing(*part, "\n".join(values), "\n".join(quoted), made_up))
-        )
-    ]
+    parts = []
+    everything = "\n".join(values), "\n".join(quoted)
+    for at, (text, code) in enumerate(stated):
+        rest = text if code else _rest(text, used)
+        again = at and title in text and len(text) <= len(title) + 30
+        if not code and (again or text in everything[1]):
+            continue
+        if (lost and (SENDS.search(text) or (code and _OF_A_BODY.search(text)))) or any(
+            _missing(rest if at else _TELLS.sub("…", rest), code, *everything, made_up)
+        ):
+            parts.append((at, rest, code))
     joined: list[str] = []
     last, code = -1, False
     for at, text, is_code in parts:
@@ -177,12 +233,17 @@ def _parts(block: Block, blocks: Sequence[Block]) -> Iterator[tuple[str, bool]]:
         for other in blocks
         if other is block or (block.heading and other.heading == block.heading)
     )
+    smi = block.code and _SMI.search("\n".join(block.lines))
     frame = False
     # Name and value of a variable in YAML belong together.
     lines = re.sub(r"(?<=\S)\n(?=[ \t]*value: *\S)", " ", "\n".join(block.lines)).split("\n")
     for raw in lines if block.code else tuple(statements([block])):
         line = raw if block.code else _MARKER.sub("", raw)
         skipped = frame or _LOG.search(line[:300]) or (collected and _ENTRY.match(line))
+        if block.code:
+            skipped = skipped or _OF_MACHINE.match(line) or (smi and _OF_SMI.match(line))
+        else:
+            skipped = skipped or (_POLITE.match(line) and not _A_FACT.search(line))
         frame = _FRAME.search(line[:300]) is not None
         # Cut between words, so that no number is cut.
         for piece in (
@@ -201,11 +262,14 @@ def _missing(
     A line on a pause, a repetition or a workaround that no comment quotes is yielded whole.
     code: the text is a line of code. values, quoted, made_up: as in `unread`, each joined.
     """
+    if "…" in text and _REST.search(text):
+        yield text
     everything = f"{values}\n{quoted}"
     text = _OF_A_BOX.sub(" ", text) if code or _IN_A_BOX.search(text) else text
     told = _PAUSE.search(text) if code else _TELLS.search(text)
     if (told or (not code and _REPEATED.search(text))) and text[:40] not in quoted:
         yield text
+    yield from () if code else (match[0] for match in _COUNTED.finditer(text))
     for match in _TOGETHER.finditer(text) if code else ():
         if f"at_once({next(filter(None, match.groups()))}," not in values:
             yield match[0]
@@ -220,10 +284,20 @@ def _missing(
         if not re.search(written, everything):
             yield value
     plain = _SET.sub(" ", plain)
+    for match in _SETTING.finditer(text):
+        name, value = match.groups()
+        if not (
+            re.search(rf"{name}=['\"]?{re.escape(value)}(?!\w)", everything)
+            or f"left out: {name}" in quoted
+            or (not steers_vllm(name) and _has(values, value))
+        ):
+            yield match[0]
+    plain = _SETTING.sub(" ", plain)
     names = [
         *_VARIABLE.findall(text),
         *_TICKED.findall(text),
         *_MODEL.findall(plain),
+        *(() if code else (match[0] for match in _NAME.finditer(plain))),
         *(route for route in [match["route"] for match in _ROUTE.finditer(text)] if route != "/v1"),
     ]
     if code:
@@ -232,15 +306,18 @@ def _missing(
             {name for pair in _FIELD.findall(text) for name in pair if name} - _OF_A_CLIENT
         )
     for name in names:
-        if not (_has(everything, name) or _has(everything, f"--{name.replace('_', '-')}")):
+        if not (_has(everything, name) or _has(everything, flag_of(name))):
             yield name
     numbers = {_value(match) for match in _NUMBER.finditer(values)}.difference(made_up)
-    pairs = set(_PAIR.findall(everything))
-    for name, number in _PAIR.findall(plain):
-        flag = re.search(rf"--{re.escape(name.replace('_', '-'))}[ =]{number}\b", everything)
+    pairs = {(name, value.lower()) for name, value in _PAIR.findall(everything)}
+    for name, value in _PAIR.findall(plain):
+        on = {"true": "--", "false": "--no-"}.get(value.lower())
+        written = re.escape(flag_of(name)).replace("\\-\\-", on or "--", 1)
+        written += "" if on else rf"[ =]{value}"
+        flag = re.search(rf"{written}\b", everything)
         # A variable of a shell has its value in the command.
-        if not ((name, number) in pairs or flag or (name.isupper() and number in numbers)):
-            yield number
+        if not ((name, value.lower()) in pairs or flag or (name.isupper() and value in numbers)):
+            yield value
     plain = _PAIR.sub(" ", plain)
     for match in _NUMBER.finditer(plain):
         value = _value(match)
@@ -252,6 +329,23 @@ def _missing(
         )
         if not (is_near or (value in numbers and not small) or (code and small)):
             yield match[0]
+
+
+def _rest(text: str, used: Sequence[Used]) -> str:
+    """Return a sentence with `…` in place of the words of it that were read."""
+    rest = text
+    for part, words in used:
+        part = " ".join(part.rstrip("…").split())
+        part = text if text in part else part
+        for each in re.finditer(re.escape(part), text) if part else ():
+            for word in filter(None, words):
+                whole = re.escape(" ".join(word.split()))
+                pattern = re.compile(rf"(?<![A-UW-Za-uw-z\d_]){whole}[a-z]*(?![A-Za-z\d_])")
+                match = pattern.search(rest, each.start())
+                if match and match.start() < each.end():
+                    blank = "\0" * len(match[0])
+                    rest = f"{rest[: match.start()]}{blank}{rest[match.end() :]}"
+    return re.sub(r"\0[\0\s]*\0|\0", "…", rest)
 
 
 def _has(text: str, name: str) -> bool:

@@ -16,6 +16,22 @@ CODE = "```\n{}\n```"
 RUN = "vllm serve org/model --port 8000"
 BODY = '{"prompt": "hi", "max_tokens": 5}'
 URL = "http://box:8000/v1/completions"
+SMI = (
+    "Mon Nov 30 01:52:40 2026\n+------+\n| NVIDIA-SMI 535.104.05   Driver Version: 535.104.05 |\n"
+    "| N/A   33C    P0    70W / 700W |      0MiB / 81559MiB |      0%      Default |\n+-----+"
+)
+PAIR = "Prefill:\n```\nvllm serve a/b1 --port 1\n```\n\nDecode:\n```\nvllm serve a/b1 --port 2\n```"
+TWO = """
+```
+services:
+  {}:
+    image: vllm/x:v1
+    command: --model a/b1
+  {}:
+    image: vllm/x:v2
+    command: --model a/b1
+```
+"""
 BENCH = f"{SERVE}\n\n```\nvllm bench serve --random-input-len 96"
 FORMS = {
     "variables of a shell": [
@@ -93,6 +109,18 @@ FORMS = {
             "--enforce-eager true \\",
         ),
     ],
+    "a look at the machine": [
+        *(
+            (f"{look}\nvllm serve a/b1 --seed 1", "a/b1;--seed 1", "GAP: not read")
+            for look in (
+                f"$ nvidia-smi\n{SMI}",
+                f"docker run --rm --gpus all nvidia/cuda:12.4 nvidia-smi\n{SMI}",
+                "docker run --gpus all nvidia/cuda:12.4 nvidia-smi -L",
+                "nvidia-smi --query-gpu=name --format=csv",
+                "docker exec -it x nvidia-smi && rocm-smi",
+            )
+        ),
+    ],
     "commands of other programs": [
         ("model: a/b-1\nray start --head \\\n  --block \\\n  --seed 1", "", "\n          --seed"),
         ("Model: a/b-1\npython x.py \\\n  --epochs 3", "not read", "\n          --epochs"),
@@ -108,6 +136,19 @@ FORMS = {
             "",
         ),
         ('[Service]\nEnvironment="VLLM_A=b c"\nExecStart=-/x/vllm serve a/b1 --seed 1', "b c", ""),
+        *(
+            (f"[Service]\n{unit}\nRestartSec=10\nUser=llm", f"{shown};--seed 1;-tp 2", "GAP: not")
+            for unit, shown in (
+                ("ExecStart=/x/vllm serve a/b1 \\\n  --seed 1 \\\n  -tp 2", "a/b1"),
+                ("ExecStart = /x/vllm serve \\\n  a/b1 --seed 1 \\\n  -tp 2", "a/b1"),
+                ("ExecStart=/usr/bin/env VLLM_A=1 \\\n vllm serve a/b1 --seed 1 -tp 2", "VLLM_A=1"),
+                ("ExecStart=/bin/bash -c 'vllm serve a/b1 \\\n  --seed 1 -tp 2'", "a/b1"),
+                (
+                    'Environment="VLLM_A=1" VLLM_B=2\nExecStart=vllm serve a/b1 --seed 1 -tp 2',
+                    "B=2",
+                ),
+            )
+        ),
         (
             "docker run -e VLLM_A=1 `\n vllm/vllm-openai:v0.20.0 `\n --model a/b -tp 2",
             "VLLM_A=1",
@@ -116,6 +157,11 @@ FORMS = {
         ("args:\n- --model=a/b\n...\n- --seed=1", "--model=a/b;--seed=1", ""),
         ("FROM vllm/vllm-openai:v0.20.0\nENV VLLM_A=1\nCMD --model a/b", "VLLM_A=1;0.20.0", ""),
         ('FROM vllm/x:v1\nENTRYPOINT ["vllm", "serve"]\nCMD ["a/b-1"]', "a/b-1", ""),
+        (
+            "vllm:\n  command: --model a/b\n  environment:\n    NCCL_A: ${A:-1}",
+            "NCCL_A=1",
+            "=${A",
+        ),
         ("vllm:\n  command: --model a/b\n  environment:\n    NCCL_A: 1", "NCCL_A=1", ""),
         (
             "x:\n  modelURL: a/b\n  vllmConfig:\n    enablePrefixCaching: false\n    maxNumSeqs: 9",
@@ -293,6 +339,172 @@ PROSE = {
         ("vllm installed from wheel 0.24.0", "==0.24.0", "works, or is older"),
         ("Run 0.25.0. Setting VLLM_A=1 helps.", "GAP: not read: “Setting VLLM_A=1 helps.”", ""),
     ],
+    "lists of releases": [
+        *(
+            (f"It dies.\n\n{text}", 'bad="==0.24.0";works, or is older: 0.23.0', "")
+            for text in (
+                "Works: 0.22.2, 0.23.0\nBroken: 0.24.0, 0.24.1",
+                "**Good versions**: v0.22.2 / v0.23.0\n\n**Bad**: v0.24.0",
+                "Last good: 0.23.0, first bad: 0.24.0.",
+                "I tested 0.22.2 (good), 0.23.0 (good) and 0.24.0 (bad).",
+                "- 0.23.0: works\n- 0.24.0: crashes\n- 0.24.1: crashes",
+                "0.23.0 – OK; 0.24.0 – crash",
+                "Not affected: 0.22.2 and 0.23.0. Affected: 0.24.0 to 0.24.1.",
+                "| 0.23.0 | ok |\n| 0.24.0 | crash |",
+                "| 0.23.0 | ok | ok |\n| 0.24.0 | ok | crash |",
+                "| | 0.23.0 | 0.24.0 |\n|---|---|---|\n| x | ok | crash |",
+                "0.23.0 ✅, 0.24.0 ❌",
+                "First seen in 0.24.0. Good: 0.22.0/0.23.0.",
+                "Regression since 0.24.0, which is not in 0.23.0.",
+                "Downgrading to 0.23.0 solves it. We run v0.24.0.",
+                "0.24.0 and 0.24.1 do not work. 0.23.0 does not crash.",
+                "It ran for 3 days on 0.23.0 and crashes in minutes on 0.24.0.",
+                "It is on 0.24.0, 0.24.1 and 0.25.0, but not on 0.23.0.",
+                "I see it with 0.24.0 (0.23.0 had no such problem).",
+                "It hangs with 0.24.0. 0.23.0 没有问题。",
+            )
+        ),
+        (
+            "Regression between v0.23.0 and v0.24.0; 0.23.0 is good.",
+            "==0.24.0",
+            "has the bug: 0.23",
+        ),
+        ("Image: rocm/vllm:rocm6.4_vllm_0.24.0", "==0.24.0", "release is not stated"),
+        (
+            "It has a different crash on 0.24.0. 0.23.0 isn't affected.",
+            "==0.24.0;older: 0.23.0",
+            "",
+        ),
+        ("A recent bug in 0.24.0. It doesnt happen in 0.23.0.", "==0.24.0;older: 0.23.0", "named"),
+        ("It works with 0.5.1 of sglang. vLLM 0.24.0 dies.", "==0.24.0", "older: 0.5.1"),
+        ("It works with 0.6.2 from flashinfer. vLLM 0.24.0 dies.", "==0.24.0", "older: 0.6.2"),
+        ("版本：0.24.0、0.24.1 都有问题，0.23.0 正常。", "has the bug: 0.24.1;older: 0.23.0", ""),
+        (
+            "v0.23.0: ✔️\nv0.24.0: ✘\nv0.24.1: ✘",
+            "==0.24.0;also has the bug: 0.24.1;older: 0.23.0",
+            "",
+        ),
+        (
+            "It dies: on a box, 0.24.0. It has 80 % of 0.23.0 before it dies.",
+            "==0.24.0",
+            "named: 0.23",
+        ),
+        ("It appeared in 0.24.0. Going back to 0.23.0 cures it.", "==0.24.0;older: 0.23.0", ""),
+        ("reg.corp.io/llm/vllm-openai:v0.24.0 dies.", "==0.24.0", "release is not stated"),
+        ("vllm 0.24.0 from pip dies.", "==0.24.0", "release is not stated"),
+        ("It uses vllm-0.24.0-cp312.whl.", "==0.24.0", "release is not stated"),
+        ("It hangs. 0.24.0 on a box.", "==0.24.0", "release is not stated"),
+        ("It dies. Broken in 0.24.0–0.26.0.", "==0.24.0;also has the bug: 0.26.0", "older"),
+        ("Upgrading from 0.24.0 to 0.25.0 did not help.", "==0.25.0", "older: 0.25"),
+        ("With 0.24.0 and --enforce-eager it works.", "==0.24.0", "older: 0.24"),
+        ("Is it fixed in 0.25.0? I use vllm 0.24.0. It dies.", "==0.24.0", "older: 0.25.0"),
+        ("flash-attn 0.3.1 works. vLLM 0.24.0 dies.", "==0.24.0", "older: 0.3.1"),
+        ("It dies. Not reproducible on A100, only on H100.", "reported on H100", "reported on A"),
+        ("Works on L40S. On 2x H200 it dies.", "reported on 2 x H200", "reported on L"),
+    ],
+    "the rest of a sentence": [
+        *(
+            (f"It dies. {text}", f"GAP: not read: “{rest}”", "")
+            for text, rest in (
+                ("With --enforce-eager it works, but takes 40 s.", "With … it …, but takes 40 s."),
+                ("With --enforce-eager it works on an A100.", "With … it … on an A100."),
+                ("It survives with --enforce-eager, not at night.", "It … with …, not at night."),
+                ("Fine with --enforce-eager, in int8.", "Fine with --enforce-eager, in int8."),
+            )
+        ),
+        *(
+            (f"{text}", f"GAP: not read: “{rest}”", "")
+            for text, rest in (
+                ("It crashes after 20 minutes.", "It … after 20 minutes."),
+                ("It hangs if two adapters are loaded.", "It … if two adapters are loaded."),
+                ("It crashes, but never with bf16.", "It …, but never with bf16."),
+                ("It dies with FLASH_ATTN.", "It … with FLASH_ATTN."),
+                ("It dies on an L4. L40S is the same.", "L40S is the same."),
+                ("vLLM 0.24.0在18张卡上崩溃。", "vLLM …在18张卡上…。"),
+                ("It dies with AWQ weights.", "It … with AWQ weights."),
+                ("A 600-token prompt kills it after 7 runs.", "A … it after 7 runs."),
+                ("It crashes with 8 GPUs; with 4 no crash.", "It … with …; with 4 no crash."),
+                ("vLLM 0.24.0 crashes every 30 s.", "vLLM … every 30 s."),
+                ("It runs on 4xH100 with 300 s timeouts.", "It runs on … with 300 s timeouts."),
+            )
+        ),
+        ("It crashes after 20 min. With --enforce-eager it works.", "lives", "read: “With"),
+        ("Send two requests of 3,000 tokens each.", "prompt=3000", "read: “S"),
+        ("It crashes on 4x H100 with vLLM 0.24.0.", "==0.24.0", "read: “I"),
+    ],
+    "values of variables": [
+        ("```\nVLLM_A=FAST vllm serve a/b1\n```\nThis is slow: VLLM_A=SLOW", "VLLM_A=SLOW”", ""),
+        (
+            "```\n- name: VLLM_A\n  value: 'SLOW'\n```",
+            "not read: “- name: VLLM_A value: 'SLOW'",
+            "",
+        ),
+        ("| VLLM_A | SLOW |", "not read: “| VLLM_A | SLOW |”", ""),
+        ("It dies. With BACKEND=FAST it starts.", "“With BACKEND=FAST it starts.”", ""),
+        ("It dies. Output of the other one is wrong, too.", "“Output of the other", ""),
+        ("It dies. Outlines gives garbage.", "“Outlines gives garbage.”", ""),
+        ("It dies. ignore_eos=true is on.", "not read: “ignore_eos=true is on.”", ""),
+        (
+            "```\n# works\nvllm serve a/b1\n# crashes\nvllm serve a/b2\n```",
+            "not read: “# works … # crashes”",
+            "",
+        ),
+        ("It dies: ValueError: bad. Setting 17 of them works.", "“Setting 17 of them works.”", ""),
+        ("It fails (IndexError: bad). Torch 2.9.7 works.", "not read: “Torch 2.9.7 works.”", ""),
+        ("```\nautoPull: false\nseed: 1\n```", "not read: “autoPull: false", ""),
+        ("We set `VLLM_A` to `SLOW`.", "not read: “We set `VLLM_A` to `SLOW`.”", ""),
+        ("```\nenvironment:\n  VLLM_A: SLOW\n```", "VLLM_A: SLOW”", ""),
+    ],
+    "private names": [
+        ("It logs to /data/jdoe/log.txt 7 times.", "/data/[user]/log.txt 7", "jdoe"),
+        (
+            "It logs to /mnt/nas/team-a/models/x1.bin 7 times.",
+            "/mnt/[user]/[user]/models/x1",
+            "team",
+        ),
+        ("It has 7 files in /nfs/homes/jdoe.", "/nfs/homes/[user]", "jdoe"),
+        (r"It has 7 files in D:\jdoe\models\x1.", r"D:\[user]\models", "jdoe"),
+        ("```\n[jdoe@gpu17 ~]$ date 77\n```", "[[user]@[host] ~]$ date 77", "jdoe"),
+        ("```\njdoe@gpu17:/x$ date 77\n```", "[user]@[host]:/x$ date 77", "gpu17"),
+        (f"```\ncurl gpu17:8000/v1/completions -d '{BODY}'\n```", "request(", "gpu17"),
+        (
+            f"```\ncurl gpu17.x.org:8000/v1/completions -d '{BODY}'\n```".replace(
+                "hi", "/raid/al/x1"
+            ),
+            '{"prompt": "/raid/[user]/x1"',
+            "gpu17",
+        ),
+        (
+            f"```\ncurl [::1]:8000/v1/completions -d '{BODY}'\n```".replace(
+                "hi", "http://10.1.2.3/a"
+            ),
+            "GAP: request 1: http://[address]/a is on the reporter's machine: name one of yours",
+            "10.1",
+        ),
+        ("Bob (phone +1 555 010 9999) saw 7 of them on 0.24.0.", "phone [phone]) saw 7", "9999"),
+        ("Call 7 times, Tel. 030/1234567.", "Tel. [phone]", "1234567"),
+        ("7次，联系电话：138-0013-8000。", "联系电话：[phone]", "8000"),
+        ("Phone: 0170 1234567. It dies.", "", "1234567"),
+        ("It dies on gpu-prod-03.bigcorp.com 7 times.", "on [host] 7 times", "bigcorp"),
+        ("It dies on n17.cluster.uni-x.de 7 times.", "on [host] 7 times", "uni"),
+        ("Models are in /data/models/hub 7 times.", "/data/models/hub 7", "[user]"),
+    ],
+    "letters": [
+        *(
+            (text, "", "GAP: not read")
+            for text in (
+                "Hi all, hello team 2!",
+                "Dear vLLM team of 2026,",
+                "Thanks in advance, you are 100% great!",
+                "Best regards,\nJane Doe\nTel: +49 170 1234567\nRoom 204",
+                "Mobile: 0170 1234567",
+                "Call me: +49 (170) 123-4567.",
+                "Sent from my iPhone 15",
+            )
+        ),
+        ("Hi, we run 17 images and it dies.", "“Hi, we run 17 images and it ….”", ""),
+        ("Thanks, it works with 300 tokens.", "“Thanks, it works with 300 tokens.”", ""),
+    ],
     "results": [
         ("It never crashes, but answers are wrong.", "errs)", "dies)"),
         ("It does not answer; I kill -9 it.", "by the words of the text;hangs)", "dies)"),
@@ -374,11 +586,66 @@ PROSE = {
     "parts that no command has": [
         ("```\n- name: LMCACHE_AB\n  value: x\n- name: MY_URL\n  value: y\n```", "MY_URL", ""),
         ("```\n- name: LMCACHE_AB\n  value: x\n```", "not read: “- name: LMCACHE_AB", ""),
-        ("```\nlmcacheConfig:\n  enabled: true\n```", "not read: “lmcacheConfig:”", ""),
+        (
+            "```\nlmcacheConfig:\n  enabled: true\n```",
+            "not read: “lmcacheConfig: ⏎ enabled: true”",
+            "",
+        ),
         ("It runs in `corp/fork:1.2-b3` there.", "corp/fork:1.2-b3", ""),
     ],
 }
 WHOLE = [
+    *(
+        (TWO.format(first, second), f"vllm/x:{image};not taken: “", "several commands")
+        for first, second, image in (("good", "bad", "v2"), ("broken", "ok", "v1"))
+    ),
+    (TWO.format("prefill", "decode") + "\n\nThe decode server dies.", "vllm/x:v2", "several"),
+    ("On vLLM 0.24.0: vllm serve a/b1 --seed 1\n\nIt dies.", "--seed 1", "no command"),
+    ("vllm serve a/b1 --seed 1   (vLLM 0.24.0, on a box)\n\nIt dies.", "--seed 1", "no command"),
+    ("vllm serve a/b1 --seed 1 (as root)\n\nIt dies.", "--seed 1", "no command"),
+    # the server that has the bug
+    *(
+        (f"# The {role} server dies\n\n{PAIR}", f"--port {port};not taken: “", "several commands")
+        for role, port in (("prefill", 1), ("decode", 2), ("Decode", 2))
+    ),
+    ("VLLM_A=10.1.2.3 vllm serve a/b1", "GAP: VLLM_A names a place of the reporter", "10.1"),
+    ("vllm serve a/b1 --master-addr 10.1.2.3", "GAP: --master-addr names a machine", "10.1"),
+    *(
+        (f"{first}\n\n{SERVE}", "the title is not stated", 'title="' + first[:2])
+        for first in ("Works:", "Hi all,", "Here is my command:")
+    ),
+    *(
+        (f"{text}\n\nIt dies.", f"VLLM_A=SLOW \\\\\n;{quoted}", "VLLM_A=FAST \\")
+        for text, quoted in (
+            (
+                (
+                    "Works:\n```\nexport VLLM_A=FAST\nvllm serve a/b1\n```\nFails:\n```\n"
+                    "export VLLM_A=SLOW\nvllm serve a/b1\n```"
+                ),
+                "not taken: “export VLLM_A=FAST vllm serve a/b1”",
+            ),
+            (
+                (
+                    "Fails:\n```\nVLLM_A=SLOW vllm serve a/b1\n```\n\n"
+                    "Works:\n```\nVLLM_A=FAST vllm serve a/b1\n```"
+                ),
+                "not taken: “VLLM_A=FAST vllm serve a/b1”",
+            ),
+            ("`VLLM_A=SLOW vllm serve a/b1`\n\nWith VLLM_A=FAST it works.", "“With VLLM_A=FAST it"),
+        )
+    ),
+    # another command has another shell
+    (
+        "Works:\n```\nexport VLLM_A=1\nvllm serve a/b1\n```\nFails:\n```\nvllm serve a/b1\n```",
+        "not taken: “export VLLM_A=1 vllm serve a/b1”",
+        "VLLM_A=1 \\",
+    ),
+    (
+        f"# It dies after 17 images on H100\n\n{SERVE}",
+        "GAP: not read: “It … after 17 images on …”",
+        "",
+    ),
+    (f"[Bug]: Crash in 0.24.0 with 5 adapters\n\n{SERVE}", "“… in … with 5 adapters”", ""),
     (
         "```\nvllm serve --config a.yaml --seed 2\n```\n\n```\nmodel: a/b1\nseed: 1\nport: 16\n```",
         "--model a/b1;--seed 2;--port 16;from the file of --config",

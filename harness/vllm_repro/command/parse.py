@@ -79,7 +79,12 @@ def _read_server(words: Sequence[Word]) -> tuple[ReportedContainer | None, list[
     texts = [word.text for word in words]
     end = _first_argument(texts)
     options = _first_docker_option(texts)
-    if options is not None and (end is None or options < end):
+    # A look at the machine is no server: `docker run --rm nvidia/cuda nvidia-smi`.
+    if options is not None and (
+        not {"nvidia-smi", "rocm-smi", "amd-smi", "pip", "ls", "cat", "env"} & {*texts[options:]}
+        if end is None
+        else options < end
+    ):
         return _read_docker_run(words[options:])
     if end is not None:
         return None, list(words[end:])

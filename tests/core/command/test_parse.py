@@ -43,6 +43,10 @@ REPORTED = {
         "python3 -m vllm.entrypoints.openai.api_server org/m --max-model-len 4096 --enforce-eager",
         "bash -c 'vllm serve org/m --max-model-len 4096 --enforce-eager'",
         "podman run --rm -it -p8000:8000 image:1 org/m --max-model-len 4096 --enforce-eager",
+        *(
+            f"{look}\nvllm serve org/m --max-model-len 4096 --enforce-eager"
+            for look in ("docker run --rm x nvidia-smi -L", "docker run x pip list", "nvidia-smi")
+        ),
         "docker run --entrypoint vllm image:1 serve org/m --max-model-len 4096 --enforce-eager",
         "docker run --gpus all\nimage:1 org/m --max-model-len 4096\n--enforce-eager",
         "docker run i bash -lc 'true && vllm serve org/m --max-model-len 4096 --enforce-eager'",
