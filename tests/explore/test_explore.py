@@ -296,8 +296,11 @@ PAIR = [
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["explore"], "name a SCENARIO or --engine to explore"),
-        (["explore", "--engine", "sco-hybrid"], "name a SCENARIO or --engine to explore"),
+        (["explore"], "name a SCENARIO, --engine or --frontend to explore"),
+        (
+            ["explore", "--engine", "sco-hybrid"],
+            "name a SCENARIO, --engine or --frontend to explore",
+        ),
         (["explore", "sco-hybrid", "--mix", "plain"], "--mix needs --engine"),
         (["explore", "--engine", "--mix", "plain,of"], "no mix is called of"),
         (["explore", "tq-chunked-prefill"], "tq-chunked-prefill has no server that can be played"),

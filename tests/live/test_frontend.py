@@ -61,9 +61,10 @@ def diff_of(tmp_path: Path) -> Callable[[str, str, str], str]:
     def write(name: str, old: str, new: str) -> str:
         before = (packages / name).read_text(encoding="utf-8")
         assert old in before
-        lines = [text.splitlines(keepends=True) for text in (before, before.replace(old, new))]
+        after = before.replace(old, new)
+        lines = before.splitlines(keepends=True), after.splitlines(keepends=True)
         path = tmp_path / "change.diff"
-        text = "".join(unified_diff(*lines, f"a/{name}", f"b/{name}"))
+        text = "".join(unified_diff(lines[0], lines[1], f"a/{name}", f"b/{name}"))
         path.write_text(text, encoding="utf-8")
         return str(path)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from .formats import REASONING, TOOL_FORMATS, Call
+from .formats import REASONING, STARTED_BY_PROMPT, TOOL_FORMATS, Call
 
 Schemas = dict[str, dict[str, dict[str, Any]]]
 """JSON schema of each parameter, by tool and parameter."""
@@ -37,7 +37,7 @@ _TEXTS = (
 )
 _REASONING = ("I think about it.", "Let me see.\nYes.", "x < y, so <b>")
 _CONTENT = ("Hello there.", "It is fine. 🙂", "a < b and [c]", "Line\n\nLine")
-_MARKER = re.compile(r"</?[^<>\s=\"]+>|<[|｜][^<>\s]+[|｜]>")
+_MARKER = re.compile(r"</?[^<>\s=\"]+>|<[|｜][^<>\s]+[|｜]>|<(?:function|param)(?= name)")
 """Tags and control words: a model has one token for each."""
 _TOKEN = re.compile(rf"{_MARKER.pattern}| ?[^\W\d]+|\d| ?[^\w\s<]+|\s+|.", re.DOTALL)
 
@@ -106,7 +106,8 @@ def draw(rng: Random, tool: str | None, reasoning_parser: str | None) -> Answer:
     return Answer(
         tool=tool,
         reasoning_parser=reasoning_parser,
-        thinks=bool(reasoning_parser) and rng.random() < 0.3,
+        thinks=reasoning_parser in STARTED_BY_PROMPT
+        or (bool(reasoning_parser) and rng.random() < 0.3),
         reasoning=rng.choice(_REASONING if hard else _REASONING[:1]) if reasoning_parser else "",
         content=content,
         calls=calls,

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from .answer import Answer, draw
-from .parsing import Conversation, Deltas, Parsers, expected
+from .parsing import EOS, Conversation, Deltas, Parsers, expected
 
 TOKEN, TOKENS = "one token in a delta", "several tokens in a delta"
 PARTS = "one token in a delta, tags in several tokens"
@@ -51,9 +51,9 @@ class ParserSearch:
         tokens = conversation.tokens
         findings = []
         for kind, splits in (
-            (TOKEN, [[[token] for token in tokens]]),
-            (TOKENS, [[tokens], _joined(rng, tokens)]),
-            (PARTS, [[[part] for part in conversation.parts]]),
+            (TOKEN, [_one_by_one(tokens)]),
+            (TOKENS, [_joined(rng, tokens), _joined(rng, tokens)]),
+            (PARTS, [_one_by_one(conversation.parts)]),
         ):
             wrongs = ((_wrong(conversation, split), split) for split in splits)
             if failing := next((pair for pair in wrongs if pair[0]), None):
@@ -110,6 +110,7 @@ class ParserSearch:
             "prompt": conversation.prompt,
             # besides those of the deltas
             "tokens": sorted({*self._parsers.looked_up} - {*chain(*deltas)}),
+            "eos": EOS,
             "tools": answer.tools,
             "whole": vars(conversation.whole()),
             "streamed": _streamed(conversation, deltas),
@@ -138,34 +139,40 @@ def _streamed(conversation: Conversation, deltas: Deltas) -> Any:
         return f"{type(error).__name__}: {error}"
 
 
+def _one_by_one(tokens: list[str]) -> Deltas:
+    return [[token] for token in (*tokens, EOS)]
+
+
 def _joined(rng: Random, tokens: list[str]) -> Deltas:
-    """Return the tokens in random deltas of one to five."""
-    deltas: list[list[str]] = []
-    at = 0
-    while at < len(tokens):
-        size = rng.choice([1, 1, 2, 3, 5])
-        deltas.append(tokens[at : at + size])
-        at += size
+    """Return the tokens in random deltas of up to 2, 5 or 12.
+
+    Most servers send the first token alone; outputs are merged if a client is slow.
+    """
+    first, *rest = *tokens, EOS
+    deltas = [[first]]
+    if rng.random() < 0.3:
+        deltas, rest = [], [first, *rest]
+    most = rng.choice([2, 5, 12])
+    while rest:
+        size = rng.randint(1, most)
+        deltas.append(rest[:size])
+        rest = rest[size:]
     return deltas
 
 
 def _splits(conversation: Conversation, kind: str) -> Iterator[Deltas]:
     """Yield some deltas of one kind for an answer."""
     tokens = conversation.parts if kind == PARTS else conversation.tokens
-    if kind != TOKENS:
-        yield [[token] for token in tokens]
-        return
-    yield [tokens]
-    yield from (_joined(Random(seed), tokens) for seed in range(6))
+    if kind == TOKENS:
+        yield from (_joined(Random(seed), tokens) for seed in range(12))
+    else:
+        yield _one_by_one(tokens)
 
 
 def _windows(tokens: list[str]) -> Iterator[Deltas]:
     """Yield deltas of a token each but for one of several, the shortest first."""
-    tries = 0
-    for size in range(2, len(tokens) + 1):
-        for at in range(len(tokens) - size + 1):
-            if tries == _WINDOWS:
-                return
-            tries += 1
-            before = [[token] for token in tokens[:at]]
-            yield [*before, tokens[at : at + size], *([token] for token in tokens[at + size :])]
+    deltas = _one_by_one(tokens)
+    windows = [(size, at) for size in range(2, len(deltas)) for at in range(len(deltas) - size + 1)]
+    for size, at in windows[:_WINDOWS]:
+        joined = [token for delta in deltas[at : at + size] for token in delta]
+        yield [*deltas[:at], joined, *deltas[at + size :]]

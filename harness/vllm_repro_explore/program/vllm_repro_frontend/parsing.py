@@ -13,11 +13,13 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.parser import ParserManager
 
 from .answer import Answer, Schemas, markers_of, split_tags, tokens_of
-from .formats import REASONING
+from .formats import REASONING, TOOL_FORMATS
 from .tokenizer import make, needed_tokens
 
 Deltas = Sequence[Sequence[str]]
 """Tokens of each delta."""
+EOS = "<eos>"
+"""Token that ends each answer; a server streams no text for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,7 @@ class Parsers:
         """Return the tokens of a tokenizer for an answer: those needed, tags, parts and words."""
         tokens = tokens_of(answer.text)
         tags = markers_of(answer.text + self.start)
-        return [*self.looked_up, *tags, *tokens, *split_tags(tokens, self.looked_up)]
+        return [*self.looked_up, *tags, *tokens, *split_tags(tokens, self.looked_up), EOS]
 
     def open(self, answer: Answer) -> Conversation:
         """Return a conversation in which the model gives this answer."""
@@ -113,13 +115,15 @@ class Conversation:
 
     @cached_property
     def tokens(self) -> list[str]:
-        """Return the tokens of the answer; a tag is a token."""
-        return tokens_of(self._answer.text)
+        """Return the tokens of the answer; a tag is a token if the model has one for it."""
+        written = TOOL_FORMATS.get(self._answer.tool or "")
+        tokens = tokens_of(self._answer.text)
+        return tokens if written is None or written.tags_are_tokens else self.parts
 
     @cached_property
     def parts(self) -> list[str]:
         """Return the tokens, with those tags in parts that the parsers look up as no token."""
-        return split_tags(self.tokens, self._parsers.looked_up)
+        return split_tags(tokens_of(self._answer.text), self._parsers.looked_up)
 
     def _ids(self, tokens: Sequence[str]) -> list[int]:
         return list(self._tokenizer.convert_tokens_to_ids(list(tokens)))
@@ -144,7 +148,7 @@ class Conversation:
             self._answer.text,
             request,
             enable_auto_tools=True,
-            model_output_token_ids=self._ids(self.tokens),
+            model_output_token_ids=self._ids([*self.tokens, EOS]),
         )
         return _message(
             reasoning, content, ((call.name, call.arguments or "") for call in calls or ())
@@ -158,7 +162,7 @@ class Conversation:
         arguments: dict[int, str] = defaultdict(str)
         for number, tokens in enumerate(deltas, 1):
             delta = parser.parse_delta(
-                "".join(tokens),
+                "".join(token for token in tokens if token != EOS),
                 self._ids(tokens),
                 request,
                 prompt,

@@ -1,0 +1,28 @@
+"""vLLM 0.33.0, tool olmo3, one token in a delta: other arguments than without streaming. It needs no model."""
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.parser import ParserManager
+DELTAS = [['<function_calls>'], ['get_weather'], ['('], ['days'], ['='], ['3'], [')'], ['\n'],
+ ['save_note'], ['('], ['score'], ['=-'], ['1'], ['.'], ['2'], ['5'], [')'],
+ ['</function_calls>'], ['<eos>']]
+TOKENS = []
+TOOLS = {'get_weather': {'days': {'type': 'integer'}}, 'save_note': {'score': {'type': 'number'}}}
+alphabet = pre_tokenizers.ByteLevel.alphabet()
+bpe = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
+bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+tokenizer, tokens = PreTrainedTokenizerFast(tokenizer_object=bpe), TOKENS + sum(DELTAS, [])
+tokenizer.add_tokens([AddedToken(token, normalized=False) for token in tokens])
+ids = tokenizer.convert_tokens_to_ids
+kind = ParserManager.get_parser('olmo3', None, enable_auto_tools=True)
+tools = [{"type": "function", "function": {"name": name, "parameters": {
+    "type": "object", "properties": keys}}} for name, keys in TOOLS.items()]
+user = {"role": "user", "content": "a"}
+request = ChatCompletionRequest(model="m", messages=[user], tools=tools)
+whole, stream, prompt = kind(tokenizer, request.tools), kind(tokenizer, request.tools), ['a']
+request = stream.adjust_request(whole.adjust_request(request))
+texts = ["".join(delta).removesuffix('<eos>') for delta in DELTAS]
+print("whole:", whole.parse("".join(texts), request, enable_auto_tools=True))
+for text, delta in zip(texts, DELTAS):
+    last = delta is DELTAS[-1]
+    print(stream.parse_delta(text, ids(delta), request, ids(prompt), finished=last))
