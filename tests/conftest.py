@@ -177,7 +177,9 @@ def anyio_backend() -> str:
 def sigint() -> Iterator[None]:
     """Raise `KeyboardInterrupt` for SIGINT, which a worker of pytest-xdist ignores."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # an interrupt in a callback of the collector, such as Hypothesis's, is lost
     yield
+    gc.enable()
     signal.signal(signal.SIGINT, before)
 
 
