@@ -38,7 +38,13 @@ from vllm_repro_explore.draft import draft, draft_id, unlike_live
 from vllm_repro_explore.draw import MIXES, draw
 from vllm_repro_explore.driver import Driver, driver_model
 from vllm_repro_explore.finding import FindingKind
-from vllm_repro_explore.frontend import FrontendSearch, play_frontend, script, script_name
+from vllm_repro_explore.frontend import (
+    FrontendSearch,
+    known_names,
+    play_frontend,
+    script,
+    script_name,
+)
 from vllm_repro_explore.scenario_setup import draw_for, setup_from
 from vllm_repro_explore.scheduler_test import finding_test
 from vllm_repro_explore.search import Found, Tally, search
@@ -353,7 +359,9 @@ class _Exploring:
 
     def search_frontend(self) -> tuple[FrontendSearch, Path]:
         """Search the front end, write its files, and return (search, folder)."""
-        release, arguments = provision(self.source, self.progress.line), self.arguments
+        arguments = self.arguments
+        names = known_names(arguments.frontend)
+        release = provision(self.source, self.progress.line)
         folder = stamped_folder(self.out, Path("explore"))
         search = FrontendSearch(version=self.version, again=self.again)
         with self._playing():
@@ -365,7 +373,7 @@ class _Exploring:
                 first=arguments.first or 1,
                 answers=self._limit(10_000),
                 seconds=arguments.most,
-                names=[name for name in arguments.frontend.split(",") if name],
+                names=names,
             )
         search.interrupted, search.duration_s = self.interrupted, self.duration_s
         for finding in search.distinct:

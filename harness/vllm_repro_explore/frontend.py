@@ -16,10 +16,11 @@ from pathlib import Path
 from pprint import pformat
 from typing import Any
 
-from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.errors import InfraError, Unsupported, UsageError
 from vllm_repro.releases.provision import Release
 from vllm_repro.report.document import plain_text
 from vllm_repro_explore.case_process import ENVIRONMENT
+from vllm_repro_explore.program.vllm_repro_frontend.formats import REASONING, TOOL_FORMATS
 
 _PROGRAM = Path(__file__).resolve().parent / "program"
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -131,7 +132,7 @@ def play_frontend(
         except BaseException:
             program.kill()  # otherwise the block waits for its end
             raise
-    if search.counts:
+    if search.next:
         return
     end = log.read_text(encoding="utf-8", errors="replace").rstrip().rpartition("\n")[2]
     if end.startswith(("ImportError", "ModuleNotFoundError")):
@@ -168,6 +169,18 @@ def _take(line: Mapping[str, Any], search: FrontendSearch) -> None:
             for name, outcomes in line["outcomes"].items()
         }
         search.runs = {int(number): runs for number, runs in line["runs"].items()}
+
+
+def known_names(text: str) -> list[str]:
+    """Return the names of a list such as `hermes,qwen3`. Raises `UsageError` for an unknown one."""
+    names = [name for name in text.split(",") if name]
+    known = {*TOOL_FORMATS, *REASONING, "output"}
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(
+            f"the search has no parser called {', '.join(unknown)}",
+            hint=f"--frontend takes {', '.join(sorted(known))}",
+        )
+    return names
 
 
 def summary_of(finding: Mapping[str, Any]) -> str:

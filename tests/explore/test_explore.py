@@ -303,6 +303,9 @@ PAIR = [
         ),
         (["explore", "sco-hybrid", "--mix", "plain"], "--mix needs --engine"),
         (["explore", "--engine", "--mix", "plain,of"], "no mix is called of"),
+        (["explore", "--frontend", "hermes,hermit"], "the search has no parser called hermit"),
+        (["explore", "--frontend", "--jobs", "2"], "--frontend goes without --patch, --jobs"),
+        (["explore", "--frontend", "--mix", "plain"], "--mix needs --engine"),
         (["explore", "tq-chunked-prefill"], "tq-chunked-prefill has no server that can be played"),
         (
             ["explore", "--engine", "--go-on", "--from", "7"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -16,7 +17,13 @@ from tests.golden_files import assert_golden
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.provision import Release
 from vllm_repro_explore.frontend import FrontendSearch, play_frontend, script, summary_of
-from vllm_repro_explore.gate.frontend import FrontendScore, is_frontend, score_of
+from vllm_repro_explore.gate.change import Change, UnfitError
+from vllm_repro_explore.gate.frontend import (
+    FrontendScore,
+    compare_frontend,
+    is_frontend,
+    score_of,
+)
 from vllm_repro_explore.program.vllm_repro_frontend.answer import draw, split_tags, tokens_of
 from vllm_repro_explore.program.vllm_repro_frontend.formats import PAIRS, REASONING, TOOL_FORMATS
 
@@ -171,6 +178,55 @@ def test_answers_are_compared_one_by_one(
     )
     score: FrontendScore = score_of(base, changed)
     assert (score.broken, score.fixed, score.partly) == (broken, fixed, partly)
+
+
+LEFT_OUT = {"left_out": {"tool a": "NameError: b"}, "next": 2}
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        (
+            InfraError("the program of the search ended: NameError"),
+            "cannot be imported: the program",
+        ),
+        (LEFT_OUT, "tool a: NameError: b"),
+    ],
+)
+def test_a_change_that_cannot_be_played_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: Any, why: str
+) -> None:
+    ends = iter([{"next": 2}, changed])
+    monkeypatch.setattr("vllm_repro_explore.gate.frontend.play_frontend", ending(ends))
+    release = fake_release("0.33.0", tmp_path)
+    change = Change(name="a.diff", base=release, changed=release, files=[])
+    with pytest.raises(UnfitError, match=why) as error:
+        compare_frontend(change, tmp_path, 300.0, print)
+    assert error.value.broken
+
+
+def test_a_base_without_parsers_is_played_on_the_engine_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = iter([Unsupported("no module vllm.parser", hint="another release")])
+    monkeypatch.setattr("vllm_repro_explore.gate.frontend.play_frontend", ending(ends))
+    release = fake_release("0.21.0", tmp_path)
+    change = Change(name="a.diff", base=release, changed=release, files=[])
+    score, *runs = compare_frontend(change, tmp_path, 300.0, print)
+    assert (score.trials, runs) == (0, [{}, {}])
+
+
+def ending(ends: Iterator[Any]) -> Callable[..., None]:
+    """Return a fake of `play_frontend` whose calls raise these errors, or set these attributes."""
+
+    def play(_: Release, search: FrontendSearch, *__: object, **___: object) -> None:
+        end = next(ends)
+        if isinstance(end, Exception):
+            raise end
+        for name, value in end.items():
+            setattr(search, name, value)
+
+    return play
 
 
 def test_files_of_the_front_end() -> None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.releases.provision import Release
+from vllm_repro.report.files import write_file
 from vllm_repro_explore.frontend import FrontendSearch, play_frontend, script, script_name
 from vllm_repro_explore.gate.change import Change, UnfitError
 from vllm_repro_explore.gate.judge import Pairs
@@ -62,14 +65,15 @@ def compare_frontend(
 ) -> tuple[FrontendScore, Mapping[int, int], Mapping[int, int]]:
     """Play the same answers on both trees; return the score, and the runs of changed statements.
 
-    Only parsers whose own code changes are played, if there are such. The files of `write_probes`
-    lie in `folder`. Raises `UnfitError` if the change lets no parser be made that the base makes.
+    Only parsers whose own code changes are played, if there are such. None are if the base lacks
+    what the search imports. The files of `write_probes` lie in `folder`. Raises `UnfitError` if the
+    changed vLLM cannot be imported, or makes a parser no more.
     """
-    played = []
     names = [file.name.removesuffix(".py").replace("/", ".") for file in change.files]
-    known: dict[str, list[int]] = {}
-    for tree, release in (("base", change.base), ("changed", change.changed)):
-        search = FrontendSearch(version=release.version)
+    searches = [FrontendSearch(version=change.base.version) for _ in range(2)]
+    base, changed = searches
+
+    def play(tree: str, release: Release, search: FrontendSearch, known: object) -> None:
         play_frontend(
             release,
             search,
@@ -81,16 +85,27 @@ def compare_frontend(
             seconds=min(_MOST_S, most_s / 3),
             known=known,
         )
-        known = {name: list(outcomes) for name, outcomes in search.outcomes.items()}
-        played.append(search)
-    base, changed = played
+
+    try:
+        play("base", change.base, base, {})
+    except Unsupported:
+        return FrontendScore(), {}, {}
+    try:
+        known = {name: list(outcomes) for name, outcomes in base.outcomes.items()}
+        play("changed", change.changed, changed, known)
+    except (Unsupported, InfraError) as error:
+        raise UnfitError(
+            f"the changed vLLM cannot be imported: {error}", base=base.version, broken=True
+        ) from error
     for name, why in changed.left_out.items():
         if name not in base.left_out:
-            raise UnfitError(f"{name}: {why}", base=change.base.version, broken=True)
+            raise UnfitError(f"{name}: {why}", base=base.version, broken=True)
     score = score_of(base, changed)
     for finding in changed.distinct:
         path = folder / script_name(finding)
-        path.write_text(script(finding, change.base.version), encoding="utf-8")
+        write_file(
+            path, script(finding, base.version), hint="free some space, or name another --out"
+        )
         score.new.append(finding | {"script": str(path)})
     return score, base.runs, changed.runs
 

@@ -12,7 +12,7 @@ from vllm_repro.report.junit import element, xml_text
 from vllm_repro_explore.finding import known
 from vllm_repro_explore.frontend import quoted, received, summary_of
 from vllm_repro_explore.gate.change import Change, why_unplayed
-from vllm_repro_explore.gate.frontend import FrontendScore
+from vllm_repro_explore.gate.frontend import FrontendScore, is_frontend
 from vllm_repro_explore.gate.judge import Answer, Key, Pairs, Score, key_of
 from vllm_repro_explore.gate.lines import Place
 from vllm_repro_explore.gate.play import Proof
@@ -107,6 +107,8 @@ class GateResult:
             return "a new file that nothing imports"
         if imported or file.startswith(("vllm/v1/core/", "vllm/v1/engine/core.py")):
             return f"no case of {self.score.trials} reached it"
+        if self.frontend.trials and is_frontend(file):
+            return f"no answer of {self.frontend.trials} reached it"
         return why_unplayed(file)
 
     @property
