@@ -52,6 +52,8 @@ class Request:
     follows: int = -1
     # tokens before which the answer must not end by a token (`min_tokens`)
     least: int = 0
+    # index from which on the shared tokens are those of the other family; 0 for none
+    switch: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +238,7 @@ def beyond_scheduler(case: Mapping[str, Any]) -> tuple[str, ...]:
         "answers that end at the model's length": case["cut"],
         "offloaded chunks of several blocks": case["chunk_blocks"] > 1,
         "EAGLE drafts": case["eagle"],
+        "prompts that switch families": any(ask.get("switch") for ask in asks),
         "statistics": case["stats"],
         "KV events": case["events"],
         "aborts within a step": any(ask["mid"] and ask["abort"] >= 0 for ask in asks),

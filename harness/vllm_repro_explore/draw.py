@@ -25,13 +25,13 @@ _EAGLE = {**_COMMON, "draft": 1, "eagle": 1, "eos": 0.3, "chat": 0.3}
 _ANY = (
     *("eos", "turn-eos", "least", "cut", "salt", "lora", "threshold", "grammar", "eagle", "stream"),
     *("mamba", _OFFLOADING, _SIMPLE, _MULTI, "chunks", "waves", "reset", "reset-running", "sleep"),
-    *("images", "image cache", "same text", "v2", "stats"),
+    *("images", "image cache", "same text", "v2", "stats", "switch"),
 )
 _MORE = (
     *("eos", "least", "cut", "salt", "threshold", "grammar", "stream", "chat", "draft", "stats"),
     *("reset", "reset-running", "pause", "images", "image cache", "waves", "events"),
 )
-_CHAT = {**_COMMON, "chat": 1, "eos": 0.3, "stats": 0.5}
+_CHAT = {**_COMMON, "chat": 1, "switch": 0.5, "eos": 0.3, "stats": 0.5}
 MIXES: dict[str, dict[str, float]] = {
     "plain": {**_COMMON, "eos": 0.3, "salt": 0.2, "lora": 0.2, "threshold": 0.2},
     "urgent": {**_COMMON, "abort": 0.1, "priority": 1, "urgent": 1},
@@ -77,7 +77,15 @@ MIXES: dict[str, dict[str, float]] = {
     "images": {**_COMMON, **_IMAGES, "stream": 0.1, "eos": 0.2},
     "images-off": {**_COMMON, **_IMAGES, _OFFLOADING: 1},
     "images-same": {**_COMMON, **_IMAGES, "same text": 1, "share": 1, "eos": 0.2},
-    "ends": {**_COMMON, "cut": 0.7, "eos": 0.5, "least": 0.7, "draft": 0.3, "stats": 0.5},
+    "ends": {
+        **_COMMON,
+        "switch": 0.5,
+        "cut": 0.7,
+        "eos": 0.5,
+        "least": 0.7,
+        "draft": 0.3,
+        "stats": 0.5,
+    },
     "chat": {**_CHAT, "draft": 0.2, "salt": 0.1},
     "chat-off": {**_CHAT, _OFFLOADING: 1},
     "eagle": {**_EAGLE, "grammar": 0.2},
@@ -118,7 +126,8 @@ MooncakeConnector instead of NixlConnector. crowd: most requests come in one ste
 of them; layers of two kinds. busy: up to thirty requests, many of them short, in a pool for one or
 two of the longest; layers of two kinds. urgent: short requests come while the longest one, which
 matters least, is in its prefill. same text: equal prompts have other images of the same sizes. cut:
-answers may end at the model's length. least: `min_tokens`. chat: requests that continue an earlier
+answers may end at the model's length. least: `min_tokens`. switch: prompts that go on
+with the blocks of another. chat: requests that continue an earlier
 prompt with its answer. chunks: offloaded chunks of several blocks.
 """
 
@@ -478,6 +487,10 @@ def _asks(drawn: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
         )
         if drawn.has("least") and ask.eos and not (ask.stops or ask.grammar or drawn.has("draft")):
             ask = replace(ask, least=drawn.stream(f"least {number}").randint(1, ask.answer))
+        if drawn.has("switch"):
+            # a request of each family, then some that go over from one to the other
+            over = block if number > 1 and drawn.stream(f"switch {number}").random() < 0.5 else 0
+            ask = replace(ask, shared=prompt, family=number if number < 2 else family, switch=over)
         if drawn.has(_NIXL) and remote.random() < 0.8:
             ask = replace(ask, remote=True, answer=1)
         if drawn.has("fetch") and fetch.random() < 0.8:

@@ -62,6 +62,7 @@ _PLAIN_ASK: tuple[tuple[str, Any], ...] = (
     ("refused", False),
     ("family", 0),
     ("follows", -1),
+    ("switch", 0),
     ("least", 0),
 )
 

@@ -203,6 +203,7 @@ def _request(request: Request, follows: int) -> str:
     parts = {
         f"{request.prompt}:{request.answer}": True,
         f" (shares {request.shared})": request.shared,
+        f" (of the other family from {request.switch})": request.switch,
         f" (goes on from request {follows})": follows,
         f" after {request.after} steps": request.after,
         **{f", {name} {value}": value for name, value in values.items()},

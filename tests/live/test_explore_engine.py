@@ -55,6 +55,10 @@ PLANTED: dict[str, tuple[str, Patch]] = {
         "plain",
         Patch(HASHES, was="lora_extra_keys + mm_extra_keys + cache", now="mm_extra_keys + cache"),
     ),
+    "the hash forgets the blocks before": (
+        "ends",
+        Patch(HASHES, was="(parent_block_hash, curr_block", now="(NONE_HASH, curr_block"),
+    ),
     "a window ends a block early": (
         "plain",
         Patch(

@@ -577,6 +577,9 @@ def _prompt(seed: int, ask: Mapping[str, Any], before: list[int]) -> list[int]:
     )
     shared = min(ask["shared"], ask["prompt"])
     tokens = family.choices(TEXT, k=shared) + rest.choices(TEXT, k=ask["prompt"] - shared)
+    if 0 < ask["switch"] < shared:
+        other = random.Random(f"{seed}/family{1 - ask['family']}")
+        tokens[ask["switch"] : shared] = other.choices(TEXT, k=shared)[ask["switch"] :]
     spoken = before[: len(tokens)]
     # an image that this request does not have is text
     tokens[: len(spoken)] = [token if token < IMAGES else PLACEHOLDER for token in spoken]
