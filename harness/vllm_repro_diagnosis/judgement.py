@@ -161,7 +161,7 @@ class _Case:
         # One signal for all processes: the API server may log it last.
         worker = self.life.first.get(SignKind.WORKER_STOPPED)
         asked = self.life.first.get(SignKind.STOP_ASKED)
-        if worker and asked and worker.time[:_MINUTE] == asked.time[:_MINUTE]:
+        if worker and asked and asked.time and worker.time[:_MINUTE] == asked.time[:_MINUTE]:
             stopping = _first(stopping, worker.line)
         return stopping if _before(stopping, self.first_end) else None
 

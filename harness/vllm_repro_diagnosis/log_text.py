@@ -297,7 +297,8 @@ def _physical_lines(
     rest = (_unmarked(line, marks) for line in lines)
     indents = [_indent(line) for line in head if line.strip()]
     if len(indents) > _FEW and (indent := min(indents)):
-        head, rest = ([line[indent:] for line in head], (line[indent:] for line in rest))
+        head = [line[indent:] for line in head]
+        rest = (line[indent:] if not line[:indent].strip() else line for line in rest)
     every = enumerate(chain(head, rest), start=1)
     tables = ((at, _table(head[at:])) for at in range(len(head)))
     start, table = next((each for each in tables if each[1]), (0, None))
@@ -314,7 +315,7 @@ def _physical_lines(
     for number, line in _unwrapped(every, width) if width else every:
         texts = [line]
         if printed and (field := _FIELD.fullmatch(line)):
-            texts = [json.loads(field[1])]
+            texts = _from_field(field[1])
         elif only_records:
             continue
         elif "{" in line and (match := _RECORD_IN_LINE.match(line)):
@@ -460,7 +461,9 @@ def _from_record(line: str) -> list[str]:
                 text = bytes(text).decode("utf-8", "replace")
             if isinstance(text, str):
                 return [*(_level(place) + text.rstrip("\r\n")).split("\n"), *_traceback(place)]
-    return _nested(record) or [line]
+    with suppress(RecursionError):
+        return _nested(record) or [line]
+    return [line]
 
 
 def _nested(value: object) -> list[str]:
@@ -473,11 +476,19 @@ def _nested(value: object) -> list[str]:
     texts: list[str] = []
     for item in value if isinstance(value, list) else ():
         if isinstance(item, dict):
-            record = json.dumps(item)
-            texts += [text for text in _from_record(record) if text != record]
+            with suppress(RecursionError):
+                record = json.dumps(item)
+                texts += [text for text in _from_record(record) if text != record]
         elif isinstance(item, list) and [type(part) for part in item[:2]] == [str, str]:
             texts.append(item[1])
     return texts
+
+
+def _from_field(value: str) -> list[str]:
+    """Return the text of a printed field, a JSON string; the value itself if it is none."""
+    with suppress(ValueError):
+        return [str(json.loads(value))]
+    return [value]
 
 
 def _from_literal(line: str) -> list[str]:

@@ -558,7 +558,7 @@ def _search_frontend(exploring: _Exploring, stream: TextIO) -> int:
         print_json(search.as_json())
     if search.interrupted:
         return INTERRUPTED
-    if not search.drawn:
+    if not search.judged:
         return 2
     return 1 if search.findings else 0
 

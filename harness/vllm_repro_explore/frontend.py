@@ -10,6 +10,7 @@ import json
 import os
 import re
 import subprocess
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 @dataclass(kw_only=True)
 class FrontendSearch:
-    """What a search of the front end found in one vLLM."""
+    """Results of a search of the front end of one vLLM."""
 
     # the vLLM as `--vllm` names it
     version: str
@@ -41,14 +42,21 @@ class FrontendSearch:
     left_out: dict[str, str] = field(default_factory=dict)
     # of each search by seed: what goes wrong by kind of deltas, or None for an answer not judged
     outcomes: dict[str, dict[int, dict[str, str] | None]] = field(default_factory=dict)
-    # the seed after the last
-    next: int = 0
+    # the seed after the last, by search
+    ends: dict[str, int] = field(default_factory=dict)
+    # why nothing can be searched; empty if it can
+    unfit: str = ""
     # how often counted statements ran, by number
     runs: dict[int, int] = field(default_factory=dict)
     # answers so far
     drawn: int = 0
     interrupted: bool = False
     duration_s: float = 0.0
+
+    @property
+    def judged(self) -> int:
+        """Return how many answers were judged."""
+        return sum(counts["judged"] for counts in self.counts.values())
 
     @property
     def distinct(self) -> list[dict[str, Any]]:
@@ -125,22 +133,29 @@ def play_frontend(
             encoding="utf-8",
         ) as program,
     ):
+        watchdog = _Watchdog(program)
         try:
             for line in program.stdout or ():
-                _take(json.loads(line), search)
+                watchdog.restart()
+                if line.endswith("\n"):  # else the program was killed
+                    _take(json.loads(line), search)
                 notify(f"{search.drawn} answers, {len(search.findings)} kinds of findings")
         except BaseException:
             program.kill()  # otherwise the block waits for its end
             raise
-    if search.next:
-        return
-    end = log.read_text(encoding="utf-8", errors="replace").rstrip().rpartition("\n")[2]
-    if end.startswith(("ImportError", "ModuleNotFoundError")):
+        finally:
+            watchdog.stop()
+    if search.unfit:
         raise Unsupported(
-            f"the front end of vLLM {search.version} cannot be searched: {end}",
+            f"the front end of vLLM {search.version} cannot be searched: {search.unfit}",
             hint="--vllm names another release",
         )
-    raise InfraError(f"the program of the search ended: {end}", hint=f"{log} has its output")
+    if not search.ends:
+        end = log.read_text(encoding="utf-8", errors="replace").rstrip().rpartition("\n")[2]
+        raise InfraError(
+            f"the program of the search ended: {end or 'it left no message'}",
+            hint=f"{log} has its output",
+        )
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -149,8 +164,29 @@ _DEFAULTS: dict[str, Any] = {
     "seconds": None,
     "names": [],
     "modules": [],
+    "exactly": [],
     "known": {},
 }
+_SILENT_S = 300.0
+
+
+class _Watchdog:
+    """Timer that kills a program that prints no line for five minutes."""
+
+    def __init__(self, program: subprocess.Popen[str]) -> None:
+        self._program = program
+        self._timer = threading.Timer(_SILENT_S, program.kill)
+        self._timer.start()
+
+    def restart(self) -> None:
+        """Wait from now on again."""
+        self._timer.cancel()
+        self._timer = threading.Timer(_SILENT_S, self._program.kill)
+        self._timer.start()
+
+    def stop(self) -> None:
+        """Wait no more."""
+        self._timer.cancel()
 
 
 def _take(line: Mapping[str, Any], search: FrontendSearch) -> None:
@@ -159,10 +195,12 @@ def _take(line: Mapping[str, Any], search: FrontendSearch) -> None:
         search.findings.append(line["finding"])
     elif "left_out" in line:
         search.left_out[line["left_out"]] = line["why"].splitlines()[0]
+    elif "unfit" in line:
+        search.unfit = line["unfit"].splitlines()[0]
     elif "played" in line:
         search.drawn = line["played"]
     else:
-        search.counts, search.next = line["counts"], line["next"]
+        search.counts, search.ends = line["counts"], line["ends"]
         search.drawn = sum(counts["answers"] for counts in search.counts.values())
         search.outcomes = {
             name: {int(seed): wrong for seed, wrong in outcomes.items()}
@@ -183,11 +221,21 @@ def known_names(text: str) -> list[str]:
     return names
 
 
+_WORDS = {
+    "finish": "finish reason",
+    "stop": "stop reason",
+    "left": "state in the output processor",
+}
+"""Words for fields that are no words."""
+
+
 def summary_of(finding: Mapping[str, Any]) -> str:
     """Return what is wrong, in words."""
     wrong, split = finding["wrong"], finding["split"]
-    usual = "with one token in each" if "request" in finding else "without streaming"
-    what = wrong if wrong.startswith("raises") else f"other {wrong} than {usual}"
+    if wrong == "hangs" or wrong.startswith("raises "):
+        return f"{finding['name']}, {split}: {wrong}"
+    usual = "one token a step, sent at the end" if "request" in finding else "without streaming"
+    what = f"other {_WORDS.get(wrong, wrong)} than {usual}"
     return f"{finding['name']}, {split}: {what}"
 
 
@@ -212,12 +260,17 @@ def script_name(finding: Mapping[str, Any]) -> str:
 def script(finding: dict[str, Any], version: str) -> str:
     """Return a script of at most 30 lines that shows a finding on plain vLLM, without a model."""
     template = "frontend_output.txt" if "request" in finding else "frontend_parser.txt"
-    request = finding.get("request", {})
-    values = {key: _literal(value) for key, value in (finding | request).items()}
+    fields = finding | finding.get("request", {})
     about = f"vLLM {version}, {summary_of(finding)}"
-    return plain_text(template, _TEMPLATES, about=about, **values) + "\n"
+    text = ""
+    for width in (96, 160, 10_000):
+        values = {key: _literal(value, width) for key, value in fields.items()}
+        text = plain_text(template, _TEMPLATES, about=about, **values) + "\n"
+        if len(text.splitlines()) <= 30:
+            break
+    return text
 
 
-def _literal(value: object) -> str:
-    """Return a value as Python, in lines of at most 98 columns if its texts allow it."""
-    return pformat(value, width=96, compact=True, sort_dicts=False)
+def _literal(value: object, width: int) -> str:
+    """Return a value as Python, in lines of about `width` columns."""
+    return pformat(value, width=width, compact=True, sort_dicts=False)

@@ -430,7 +430,7 @@ def _parsed(
     try:
         command = parse(text)
     except CommandError as error:
-        if re.search(r"\b(?:nvidia|rocm|amd)-smi\b", text):
+        if re.search(r"\b(?:nvidia|rocm|amd)-smi\b", text) and "vllm" not in text:
             return
         unread.append(f"{shortened(text, 80)!r}: {error}")
         try:

@@ -45,12 +45,13 @@ _SENT_TO = re.compile(
 )
 """A host in an address without a scheme."""
 _HOST = re.compile(
-    r"(?<![\w./@:-])(?![\w.-]*(?:github|huggingface|nvidia|pytorch|vllm|openai|docker|python)\.)"
+    r"(?<![\w./@:-])(?![\w.-]*(?:github|k8s|kubernetes|huggingface|nvidia|pytorch|vllm|openai|docker|python)\.)"
     r"(?=[a-z0-9.]*[\d-])[a-z][a-z0-9-]*(?:\.[a-z0-9-]+)*\.(?:com|net|org|edu|gov|io|de|fr|eu|uk|ru|cn|jp)\b"
     r"(?![\w/-]|\.\w)"
 )
 _PHONE = re.compile(
-    r"(?i)((?:\b(?:tel|phone|mobile|cell|fax)[a-z]*|电话|手机)[.:： ]{1,3}|(?<!\S)(?=\+\d))"
+    r"(?i)((?:\b(?:tel|phone|mobile|fax)[a-z]*|电话|手机)[.:： ]{1,3}"
+    r"|(?<!\S)(?=\+\d{1,3}[ (.-]+\d))"
     r"[+(]?\d[\d ()./-]{5,}\d(?: ext\.? ?\d+)?"
 )
 _PROMPT = re.compile(r"(?m)(?<![\w.@-])[a-z_][\w.-]*@[\w.-]+(?=[ :][^\n\]$#%]{0,60}\]?[$#%] )")

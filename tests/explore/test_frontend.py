@@ -102,7 +102,7 @@ LINES: list[dict[str, Any]] = [
     {
         "counts": {"tool xlam": {"answers": 120, "judged": 110, "failed": 1}},
         "outcomes": {"tool xlam": {"7": {"one token in a delta": "arguments"}, "9": None}},
-        "next": 121,
+        "ends": {"tool xlam": 121},
         "runs": {"0": 3},
     },
 ]
@@ -126,7 +126,7 @@ def test_the_lines_of_the_program_become_a_search(tmp_path: Path) -> None:
     options = json.loads((tmp_path / "options").read_text(encoding="utf-8"))
     assert (options["names"], options["first"]) == (["xlam"], 1)
     assert search.outcomes == {"tool xlam": {7: {"one token in a delta": "arguments"}, 9: None}}
-    assert (search.drawn, search.next, search.runs) == (120, 121, {0: 3})
+    assert (search.drawn, search.ends, search.runs) == (120, {"tool xlam": 121}, {0: 3})
     assert notes[-1] == "120 answers, 1 kinds of findings"
     search.findings[0]["script"] = "frontend.py"
     assert_golden("frontend.txt", search.text("txt"), "explore")
@@ -134,14 +134,18 @@ def test_the_lines_of_the_program_become_a_search(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "kind"),
-    [("ModuleNotFoundError: No module named 'vllm.parser'", Unsupported), ("Killed", InfraError)],
+    ("script", "kind", "why"),
+    [
+        ('echo \'{"unfit": "ImportError: no parse_delta"}\'', Unsupported, "no parse_delta"),
+        ("echo Killed >&2; exit 1", InfraError, "Killed"),
+        ("printf '{\"pl'; kill -9 $$", InfraError, "it left no message"),
+    ],
 )
 def test_a_program_that_ends_early_is_an_error(
-    tmp_path: Path, end: str, kind: type[Exception]
+    tmp_path: Path, script: str, kind: type[Exception], why: str
 ) -> None:
-    release = release_of(tmp_path, f'echo "{end}" >&2; exit 1')
-    with pytest.raises(kind, match=end):
+    release = release_of(tmp_path, script)
+    with pytest.raises(kind, match=why):
         play_frontend(release, FrontendSearch(version="0.24.0"), tmp_path / "log", print)
 
 
@@ -171,32 +175,34 @@ def test_answers_are_compared_one_by_one(
     fixed: list[str],
     partly: list[str],
 ) -> None:
-    counts = {"tool a": {"answers": 20, "judged": 20, "failed": 0}}
     base, changed = (
-        FrontendSearch(version="0.33.0", outcomes={"tool a": outcomes}, next=20, counts=counts)
-        for outcomes in (before, after)
+        FrontendSearch(
+            version="0.33.0",
+            outcomes={"tool a": outcomes, name: {1: {EACH: "text"}}},
+            ends={"tool a": end, name: 20},
+        )
+        # what one tree alone played does not count
+        for outcomes, end, name in ((before, 20, "tool b"), (after | {21: None}, 30, "tool c"))
     )
     score: FrontendScore = score_of(base, changed)
     assert (score.broken, score.fixed, score.partly) == (broken, fixed, partly)
+    assert score.trials == 19 - (None in before.values())
 
 
-LEFT_OUT = {"left_out": {"tool a": "NameError: b"}, "next": 2}
+LEFT_OUT = {"left_out": {"tool a": "NameError: b"}, "ends": {}}
 
 
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        (
-            InfraError("the program of the search ended: NameError"),
-            "cannot be imported: the program",
-        ),
+        (Unsupported("cannot be searched", hint="another"), "cannot be imported: NameError: c"),
         (LEFT_OUT, "tool a: NameError: b"),
     ],
 )
 def test_a_change_that_cannot_be_played_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: Any, why: str
 ) -> None:
-    ends = iter([{"next": 2}, changed])
+    ends = iter([{"counts": {"tool a": {}}}, changed])
     monkeypatch.setattr("vllm_repro_explore.gate.frontend.play_frontend", ending(ends))
     release = fake_release("0.33.0", tmp_path)
     change = Change(name="a.diff", base=release, changed=release, files=[])
@@ -213,7 +219,7 @@ def test_a_base_without_parsers_is_played_on_the_engine_alone(
     release = fake_release("0.21.0", tmp_path)
     change = Change(name="a.diff", base=release, changed=release, files=[])
     score, *runs = compare_frontend(change, tmp_path, 300.0, print)
-    assert (score.trials, runs) == (0, [{}, {}])
+    assert (score.trials, score.unfit, runs) == (0, "NameError: c", [{}, {}])
 
 
 def ending(ends: Iterator[Any]) -> Callable[..., None]:
@@ -222,6 +228,7 @@ def ending(ends: Iterator[Any]) -> Callable[..., None]:
     def play(_: Release, search: FrontendSearch, *__: object, **___: object) -> None:
         end = next(ends)
         if isinstance(end, Exception):
+            search.unfit = "NameError: c"
             raise end
         for name, value in end.items():
             setattr(search, name, value)

@@ -81,7 +81,9 @@ def _read_server(words: Sequence[Word]) -> tuple[ReportedContainer | None, list[
     options = _first_docker_option(texts)
     # A look at the machine is no server: `docker run --rm nvidia/cuda nvidia-smi`.
     if options is not None and (
-        not {"nvidia-smi", "rocm-smi", "amd-smi", "pip", "ls", "cat", "env"} & {*texts[options:]}
+        not re.search(
+            r"(?: |^)[^- ]\S* (?:\w+-smi|pip|ls|cat|env)(?: |$)", " ".join(texts[options:])
+        )
         if end is None
         else options < end
     ):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_repro.errors import InfraError, Unsupported
+from vllm_repro.errors import Unsupported
 from vllm_repro.releases.provision import Release
 from vllm_repro.report.files import write_file
 from vllm_repro_explore.frontend import FrontendSearch, play_frontend, script, script_name
-from vllm_repro_explore.gate.change import Change, UnfitError
+from vllm_repro_explore.gate.change import Change, UnfitError, module_of
 from vllm_repro_explore.gate.judge import Pairs
 
 _FILES = (
@@ -31,7 +31,7 @@ def is_frontend(file: str) -> bool:
 
 @dataclass(kw_only=True)
 class FrontendScore:
-    """Answers of the front end on both trees."""
+    """Counts of a gate over the answers of the front end that both trees played."""
 
     # answers that the base judged
     trials: int = 0
@@ -39,6 +39,8 @@ class FrontendScore:
     pairs: dict[str, Pairs] = field(default_factory=dict)
     # smallest new failures, each with its script
     new: list[dict[str, Any]] = field(default_factory=list)
+    # why nothing was played although the change touches the front end
+    unfit: str = ""
 
     @property
     def fixed(self) -> list[str]:
@@ -66,64 +68,76 @@ def compare_frontend(
     """Play the same answers on both trees; return the score, and the runs of changed statements.
 
     Only parsers whose own code changes are played, if there are such. None are if the base lacks
-    what the search imports. The files of `write_probes` lie in `folder`. Raises `UnfitError` if the
-    changed vLLM cannot be imported, or makes a parser no more.
+    what the search needs. The files of `write_probes` lie in `folder`. Raises `UnfitError` if the
+    changed vLLM cannot be imported or makes a parser no more, and `InfraError`.
     """
-    names = [file.name.removesuffix(".py").replace("/", ".") for file in change.files]
-    searches = [FrontendSearch(version=change.base.version) for _ in range(2)]
-    base, changed = searches
+    modules = [module_of(file.name) for file in change.files if is_frontend(file.name)]
+    base, changed = (FrontendSearch(version=change.base.version) for _ in range(2))
 
-    def play(tree: str, release: Release, search: FrontendSearch, known: object) -> None:
+    def play(tree: str, release: Release, search: FrontendSearch, **options: Any) -> None:
         play_frontend(
             release,
             search,
             folder / f"{tree}-frontend.log",
             notify,
             probes=folder / f"{tree}-statements.json",
-            modules=names,
             answers=_ANSWERS,
             seconds=min(_MOST_S, most_s / 3),
-            known=known,
+            **options,
         )
 
     try:
-        play("base", change.base, base, {})
+        play("base", change.base, base, modules=modules)
     except Unsupported:
-        return FrontendScore(), {}, {}
+        return FrontendScore(unfit=base.unfit), {}, {}
+    known = {name: list(outcomes) for name, outcomes in base.outcomes.items()}
     try:
-        known = {name: list(outcomes) for name, outcomes in base.outcomes.items()}
-        play("changed", change.changed, changed, known)
-    except (Unsupported, InfraError) as error:
-        raise UnfitError(
-            f"the changed vLLM cannot be imported: {error}", base=base.version, broken=True
-        ) from error
+        play("changed", change.changed, changed, known=known, exactly=list(base.counts))
+    except Unsupported as error:
+        raise _unfit(changed.unfit, base.version) from error
     for name, why in changed.left_out.items():
-        if name not in base.left_out:
-            raise UnfitError(f"{name}: {why}", base=base.version, broken=True)
+        if name in base.counts:
+            raise _unfit(f"{name}: {why}", base.version)
     score = score_of(base, changed)
     for finding in changed.distinct:
+        if failure_name(finding) not in score.broken:
+            continue
         path = folder / script_name(finding)
-        write_file(
-            path, script(finding, base.version), hint="free some space, or name another --out"
-        )
+        text = script(finding, f"{base.version} with {change.name}")
+        write_file(path, text, hint="free some space, or name another --out")
         score.new.append(finding | {"script": str(path)})
     return score, base.runs, changed.runs
 
 
+def _unfit(why: str, base: str) -> UnfitError:
+    """Return the error for a changed front end that cannot be made; its own code is at fault.
+
+    Another package that the base does not have is no fault of it.
+    """
+    lacks = "ModuleNotFoundError" in why and "'vllm" not in why
+    return UnfitError(f"the changed vLLM cannot be imported: {why}", base=base, broken=not lacks)
+
+
+def failure_name(finding: Mapping[str, Any]) -> str:
+    """Return the name of a finding in `pairs`."""
+    return f"{finding['name']}, {finding['split']}: {finding['wrong']}"
+
+
 def score_of(base: FrontendSearch, changed: FrontendSearch) -> FrontendScore:
     """Return the counts over the answers that both trees played."""
-    score, end = FrontendScore(), min(base.next, changed.next)
-    for name, befores in base.outcomes.items():
-        afters = changed.outcomes.get(name, {})
-        seeds = [seed for seed in befores.keys() | afters.keys() if seed < end]
-        for seed in seeds:
-            before, after = befores.get(seed, {}), afters.get(seed, {})
-            if before is None:  # the base itself does not read it
+    score = FrontendScore()
+    for name in base.ends.keys() & changed.ends.keys():
+        befores, afters = base.outcomes.get(name, {}), changed.outcomes.get(name, {})
+        end = min(base.ends[name], changed.ends[name])
+        unread = {seed for seed, outcome in befores.items() if outcome is None}
+        score.trials += end - 1 - sum(seed < end for seed in unread)
+        for seed in (befores.keys() | afters.keys()) - unread:
+            if seed >= end:
                 continue
+            before, after = befores.get(seed) or {}, afters.get(seed, {})
             splits = before.keys() | ({"any split"} if after is None else after.keys())
             for split in splits:
                 _count(score.pairs, f"{name}, {split}", before.get(split), _at(after, split))
-    score.trials = sum(counts["judged"] for counts in base.counts.values())
     return score
 
 

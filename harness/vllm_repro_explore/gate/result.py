@@ -105,10 +105,10 @@ class GateResult:
         )
         if not imported and self.change and file in self.change.added:
             return "a new file that nothing imports"
+        if is_frontend(file) and (self.frontend.trials or self.frontend.unfit):
+            return self.frontend.unfit or f"no answer of {self.frontend.trials} reached it"
         if imported or file.startswith(("vllm/v1/core/", "vllm/v1/engine/core.py")):
             return f"no case of {self.score.trials} reached it"
-        if self.frontend.trials and is_frontend(file):
-            return f"no answer of {self.frontend.trials} reached it"
         return why_unplayed(file)
 
     @property
@@ -133,8 +133,9 @@ class GateResult:
 
     @property
     def _base_fails(self) -> bool:
-        """Return True if a case failed as released."""
-        return any(pairs.ended or pairs.stays or pairs.other for pairs in self.score.pairs.values())
+        """Return True if a case or an answer failed as released."""
+        every = (*self.score.pairs.values(), *self.frontend.pairs.values())
+        return any(pairs.ended or pairs.stays or pairs.other for pairs in every)
 
     @property
     def why(self) -> str:
@@ -146,9 +147,10 @@ class GateResult:
             case Answer.BREAKS if self.proofs:
                 return f"{self.proofs[0].failure.finding}"
             case Answer.BREAKS:
-                return "; ".join(self.frontend.broken)
+                return "; ".join(map(self._answers, self.frontend.broken))
             case Answer.FIXES:
-                return "; ".join([*map(self._ended, score.fixed), *self.frontend.fixed])
+                ends = map(self._answers, self.frontend.fixed)
+                return "; ".join([*map(self._ended, score.fixed), *ends])
             case Answer.NO_DIFFERENCE if self.change and self.change.only_words:
                 return "only comments, docstrings, or files without code of the engine differ"
             case Answer.NO_DIFFERENCE:
@@ -159,10 +161,15 @@ class GateResult:
         if self.unfit:
             return self.unfit
         if score.partly or self.frontend.partly:
-            return "; ".join([*map(self._ended, score.partly), *self.frontend.partly])
+            halves = map(self._answers, self.frontend.partly)
+            return "; ".join([*map(self._ended, score.partly), *halves])
         if self.named and not self._base_fails:
             return f"no case near {self.named} fails without the change"
         return "none of the changed code was played"
+
+    def _answers(self, name: str) -> str:
+        """Return a failure of the front end with its counts of answers."""
+        return f"{name} {counts_text(self.frontend.pairs[name])} answers"
 
     def _ended(self, key: Key) -> str:
         """Return in words what becomes of a failure of the base."""
@@ -200,7 +207,7 @@ class GateResult:
             case Answer.BREAKS:
                 return "mend the line, then repeat the command"
             case Answer.FIXES if self.frontend.fixed:
-                return "vllm-repro explore --frontend shows what still fails"
+                return "read the other failures below; a server decides about models"
             case Answer.FIXES:
                 return "a server decides: vllm-repro run SCENARIO --patch the diff"
             case Answer.NO_DIFFERENCE:
@@ -301,7 +308,15 @@ def as_json(result: GateResult) -> dict[str, Any]:
         ],
         "frontend": {
             "answers": result.frontend.trials,
-            "failures": {name: counts_text(pairs) for name, pairs in result.frontend.pairs.items()},
+            "failures": {
+                name: {
+                    "ended": pairs.ended,
+                    "stays": pairs.stays,
+                    "other": pairs.other,
+                    "new": pairs.new,
+                }
+                for name, pairs in result.frontend.pairs.items()
+            },
             "new_failures": result.frontend.new,
         },
         "differences": score.differences(),

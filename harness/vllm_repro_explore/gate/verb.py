@@ -50,7 +50,8 @@ exit status:
   64 wrong usage, 70 a fault of the harness itself, 130 interrupted
 
 The same random workloads are played on vLLM's own EngineCore of both trees, without a model, as
-`explore` does, most of them where the changed lines run. No answer says that a change is safe:
+`explore` does, most of them where the changed lines run. A change of a parser, the detokenizer or
+the output processor is played on answers of the front end. No answer says that a change is safe:
 it names the cases that were played."""
 
 
@@ -182,6 +183,7 @@ class _Gate:
         change, arguments = self.change, self.arguments
         if change.only_words or not change.files:
             return
+        until = time.monotonic() + arguments.most
         write_probes(change, self.folder)
         if any(is_frontend(file.name) for file in change.files):
             self.frontend, *runs = compare_frontend(
@@ -201,7 +203,7 @@ class _Gate:
             self.gating = Gating(
                 change=change,
                 chooser=Chooser(starts, arguments.first),
-                until=time.monotonic() + arguments.most,
+                until=until,
                 progress=self._progress,
                 whole=bool(arguments.fixes),
                 imported=imported,

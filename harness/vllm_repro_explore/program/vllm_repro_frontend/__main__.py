@@ -1,29 +1,22 @@
-"""Play answers until a number or a time is reached, and print findings as JSON lines.
+"""Program that plays answers until a number or a time is reached, and prints JSON lines.
 
-The argument names a JSON file: `first` and `answers` (numbers of seeds), `seconds`, `names` of
-parsers (all if empty), `modules` (of vLLM; only searches that use one, if any does), and `known`,
-the seeds by search whose findings are not printed. A line has a finding, a progress, why a parser
-was left out, or at the end counts, outcomes and runs of counted statements.
+The argument names a JSON file: `first` (seed of each search), `answers` (most in all), `seconds`,
+`names`, `modules` and `exactly` (see `searches`), and `known`, the seeds by search whose findings
+are not printed. A line has a finding, a progress, why a parser was left out, or at the end counts,
+outcomes, the next seed of each search and the runs of counted statements.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
+from itertools import cycle
 from pathlib import Path
 from typing import Any, TextIO
 
 from vllm_repro_driver import probe  # type: ignore[import-not-found]  # in PYTHONPATH
-
-_ANSWER_S = 20
-"""Seconds after which an answer counts as hung; most take a millisecond."""
-
-
-def _hung(*_: object) -> None:
-    raise TimeoutError(f"no message after {_ANSWER_S} s")
 
 
 def _main(out: TextIO, options: dict[str, Any]) -> None:
@@ -33,35 +26,36 @@ def _main(out: TextIO, options: dict[str, Any]) -> None:
         print(json.dumps(fields, ensure_ascii=False), file=out, flush=True)
 
     probe.register()  # before vLLM is imported
-    from .searches import searches
+    try:
+        from .searches import searches
 
-    plays, left_out = searches(options["names"], set(options["modules"]))
+        plays, left_out = searches(options["names"], set(options["modules"]), options["exactly"])
+    except Exception as error:
+        put(unfit=f"{type(error).__name__}: {error}")
+        return
     for name, why in left_out.items():
         put(left_out=name, why=why)
     printed: set[tuple[str, str, str]] = set()
-    began, seed, order = time.monotonic(), options["first"], list(plays)
-    most, seconds = options["answers"], options["seconds"]
-    signal.signal(signal.SIGALRM, _hung)
-    while order and (most is None or seed < options["first"] + most):
-        if seconds is not None and time.monotonic() - began > seconds:
+    seeds = dict.fromkeys(plays, options["first"])
+    began, played = time.monotonic(), 0
+    for name in cycle(plays):
+        most, seconds = options["answers"], options["seconds"]
+        if played == most or (seconds is not None and time.monotonic() - began > seconds):
             break
-        name = order[seed % len(order)]
-        signal.alarm(_ANSWER_S)
-        for finding in plays[name].play(seed):
+        for finding in plays[name].play(seeds[name]):
             key = name, finding["split"], finding["wrong"]
-            if key in printed or seed in options["known"].get(name, ()):
+            if key in printed or seeds[name] in options["known"].get(name, ()):
                 continue
             printed.add(key)
-            signal.alarm(6 * _ANSWER_S)
-            put(finding={"name": name, "seed": seed, **plays[name].shrink(finding)})
-        signal.alarm(0)
-        seed += 1
-        if not seed % 100:
-            put(played=seed - options["first"])
+            put(finding={"name": name, "seed": seeds[name], **plays[name].shrink(finding)})
+        seeds[name] += 1
+        played += 1
+        if not played % 100:
+            put(played=played)
     put(
         counts={name: search.counts for name, search in plays.items()},
         outcomes={name: search.outcomes for name, search in plays.items()},
-        next=seed,
+        ends=seeds,
         runs=probe.take_counts(),
     )
 

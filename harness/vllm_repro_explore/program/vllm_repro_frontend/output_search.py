@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from random import Random
@@ -13,6 +14,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 from vllm.v1.outputs import LogprobsLists
 
+from .limit import HungError, failure_of, limited
 from .tokenizer import make
 
 _WORDS = (
@@ -33,7 +35,7 @@ _WORDS = (
 )
 _STOPS = ("END", "\n\n", "Stop", "op", "D o", "🙂", "a", "</s>", "é")
 _TOKENIZER = make(_WORDS)
-_STEPS = "several tokens in a step"
+_STEPS = "other steps or form of output"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,18 +170,25 @@ def one_by_one(request: Request) -> Request:
     )
 
 
+def received_of(request: Request) -> dict[str, Any]:
+    """Return what the client receives; only `failure` if vLLM's code raises or hangs."""
+    try:
+        with limited():
+            return play(request)
+    except (Exception, HungError) as error:
+        return {"failure": failure_of(error)}
+
+
 def wrong(request: Request) -> str:
     """Return what differs from a token a step, if anything."""
-    expected = play(one_by_one(request))
-    try:
-        received = play(request)
-    except Exception as error:
-        return f"raises {type(error).__name__}"
-    return next((name for name in expected if received.get(name) != expected[name]), "")
+    expected, received = received_of(one_by_one(request)), received_of(request)
+    failure: str = received.get("failure") or expected.get("failure") or ""
+    names = (name for name in expected if received.get(name) != expected[name])
+    return failure or next(names, "")
 
 
 class OutputSearch:
-    """Plays requests over the output processor. Its attributes are those of `ParserSearch`."""
+    """Search with requests to the output processor. Its attributes are those of `ParserSearch`."""
 
     modules = frozenset(
         f"vllm.v1.engine.{name}" for name in ("detokenizer", "logprobs", "output_processor")
@@ -208,21 +217,21 @@ class OutputSearch:
     def shrink(self, finding: dict[str, Any]) -> dict[str, Any]:
         """Return the finding with the smallest request that fails in the same way."""
         request, differs = finding["request"], finding["wrong"]
-        smaller = True
-        while smaller:
+        until, smaller = time.process_time() + 60.0, True
+        while smaller and time.process_time() < until:
             smaller = False
             for candidate in _simpler(request):
                 if wrong(candidate) == differs:
                     request, smaller = candidate, True
                     break
-        params = {name: value for name, value in request.params.items() if value}
+        params = {name: value for name, value in request.params.items() if value is not None}
         fields = asdict(request) | {"output_kind": request.output_kind.name, "params": params}
         return finding | {
             "request": fields,
             "answer": _TOKENIZER.decode(request.tokens),
             "words": _WORDS,
-            "whole": play(one_by_one(request)),
-            "streamed": play(request),
+            "whole": received_of(one_by_one(request)),
+            "streamed": received_of(request),
         }
 
 

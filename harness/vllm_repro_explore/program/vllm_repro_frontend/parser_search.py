@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import chain
 from random import Random
 from typing import Any
 
 from .answer import Answer, draw
+from .limit import HungError, failure_of
 from .parsing import EOS, Conversation, Deltas, Parsers, expected
 
 TOKEN, TOKENS = "one token in a delta", "several tokens in a delta"
 PARTS = "one token in a delta, tags in several tokens"
 """Kinds of deltas. Whether a tag is one token depends on the model's tokenizer."""
+_SHRINK_S = 60.0
+"""Seconds of processor time after which a finding is kept as small as it is."""
 _WINDOWS = 400
 """Most ways of joining neighboring tokens that are tried for the shortest one."""
 
 
 class ParserSearch:
-    """Plays answers of one model.
-
-    counts: how many answers were played, judged and failed. outcomes: by seed, what goes wrong by
-    kind of deltas; None for an answer that is not judged. Answers that pass are left out.
-    """
+    """Search with the answers of one model."""
 
     def __init__(self, tool: str | None, reasoning: str | None) -> None:
         self.tool, self.reasoning = tool, reasoning
+        # how many answers were played, judged and failed
         self.counts = {"answers": 0, "judged": 0, "failed": 0}
+        # by seed, what goes wrong by kind of deltas; None for an answer that is not judged. Answers
+        # that pass are left out.
         self.outcomes: dict[int, dict[str, str] | None] = {}
         self._parsers = Parsers(tool, reasoning)
 
@@ -81,8 +84,8 @@ class ParserSearch:
         It also gets what a script needs: tokens, prompt, and both messages.
         """
         answer, deltas, wrong = finding["answer"], finding["deltas"], finding["wrong"]
-        smaller = True
-        while smaller:
+        until, smaller = time.process_time() + _SHRINK_S, True
+        while smaller and time.process_time() < until:
             smaller = False
             for candidate in answer.simpler():
                 conversation = self._parsers.open(candidate)
@@ -95,7 +98,7 @@ class ParserSearch:
                 if smaller:
                     break
         conversation = self._parsers.open(answer)
-        if finding["split"] == TOKENS:
+        if finding["split"] == TOKENS and time.process_time() < until:
             deltas = next(
                 (
                     split
@@ -120,7 +123,7 @@ class ParserSearch:
         """Return True if the parsers read the answer as written without streaming."""
         try:
             return not conversation.whole().difference(expected(answer))
-        except Exception:
+        except (Exception, HungError):
             return False
 
 
@@ -128,15 +131,15 @@ def _wrong(conversation: Conversation, deltas: Deltas) -> str:
     """Return what differs between the stream of these deltas and the whole answer, if anything."""
     try:
         return conversation.streamed(deltas).difference(conversation.whole())
-    except Exception as error:
-        return f"raises {type(error).__name__}"
+    except (Exception, HungError) as error:
+        return failure_of(error)
 
 
 def _streamed(conversation: Conversation, deltas: Deltas) -> Any:
     try:
         return vars(conversation.streamed(deltas))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+    except (Exception, HungError) as error:
+        return f"{failure_of(error)}: {error}"
 
 
 def _one_by_one(tokens: list[str]) -> Deltas:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import signature
 from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -14,6 +15,7 @@ from vllm.parser import ParserManager
 
 from .answer import Answer, Schemas, markers_of, split_tags, tokens_of
 from .formats import REASONING, TOOL_FORMATS
+from .limit import limited
 from .tokenizer import make, needed_tokens
 
 Deltas = Sequence[Sequence[str]]
@@ -87,7 +89,11 @@ class Parsers:
             tool_parser_name=tool, reasoning_parser_name=reasoning, enable_auto_tools=True
         )
         self.start = REASONING.get(reasoning or "", ("", ""))[0]
-        self.looked_up = needed_tokens(self.kind)
+        for method, argument in (("parse", "model_output_token_ids"), ("parse_delta", "finished")):
+            if argument not in signature(getattr(self.kind, method)).parameters:
+                raise ImportError(f"{self.kind.__name__}.{method} has no {argument}")
+        with limited():
+            self.looked_up = needed_tokens(self.kind)
 
     @property
     def modules(self) -> set[str]:
@@ -140,41 +146,53 @@ class Conversation:
         return parser.adjust_request(request), parser
 
     def whole(self) -> Message:
-        """Return the message that a client receives without streaming."""
-        request, parser = self._parser(stream=False)
-        if hasattr(parser, "set_prompt_token_ids"):  # since 0.33
-            parser.set_prompt_token_ids(self._ids(self.prompt))
-        reasoning, content, calls = parser.parse(
-            self._answer.text,
-            request,
-            enable_auto_tools=True,
-            model_output_token_ids=self._ids([*self.tokens, EOS]),
-        )
+        """Return the message that a client receives without streaming. Raises what vLLM raises."""
+        with limited():
+            request, parser = self._parser(stream=False)
+            if hasattr(parser, "set_prompt_token_ids"):  # since 0.33
+                parser.set_prompt_token_ids(self._ids(self.prompt))
+            reasoning, content, calls = parser.parse(
+                self._answer.text,
+                request,
+                enable_auto_tools=True,
+                model_output_token_ids=self._ids([*self.tokens, EOS]),
+            )
         return _message(
             reasoning, content, ((call.name, call.arguments or "") for call in calls or ())
         )
 
     def streamed(self, deltas: Deltas) -> Message:
-        """Return the message that a client puts together from the deltas of a stream."""
-        request, parser = self._parser(stream=True)
-        reasoning, content, prompt = "", "", self._ids(self.prompt)
+        """Return the message that a client puts together from the deltas of a stream.
+
+        Raises what vLLM raises.
+        """
+        reasoning, content = "", ""
         names: dict[int, str] = defaultdict(str)
         arguments: dict[int, str] = defaultdict(str)
-        for number, tokens in enumerate(deltas, 1):
-            delta = parser.parse_delta(
-                "".join(token for token in tokens if token != EOS),
-                self._ids(tokens),
-                request,
-                prompt,
-                finished=number == len(deltas),
-            )
-            if delta is None:
-                continue
+        for delta in self._messages(deltas):
             content += delta.content or ""
             reasoning += delta.reasoning or ""
             for call in delta.tool_calls or ():
-                names[call.index] += call.function.name or ""
-                arguments[call.index] += call.function.arguments or ""
+                function = call.function
+                names[call.index] += (function and function.name) or ""
+                arguments[call.index] += (function and function.arguments) or ""
         return _message(
             reasoning, content, ((names[index], arguments[index]) for index in sorted(names))
         )
+
+    def _messages(self, deltas: Deltas) -> list[Any]:
+        """Return what vLLM streams for each delta, without the deltas for which it is nothing."""
+        prompt = self._ids(self.prompt)
+        with limited():
+            request, parser = self._parser(stream=True)
+            messages = [
+                parser.parse_delta(
+                    "".join(token for token in tokens if token != EOS),
+                    self._ids(tokens),
+                    request,
+                    prompt,
+                    finished=number == len(deltas),
+                )
+                for number, tokens in enumerate(deltas, 1)
+            ]
+        return [message for message in messages if message is not None]

@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from .formats import PAIRS, REASONING, TOOL_FORMATS
+from .limit import HungError
 from .output_search import OutputSearch
 from .parser_search import ParserSearch
 
 
-def searches(names: list[str], modules: set[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def searches(
+    names: list[str], modules: set[str], exactly: list[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the searches, and why others are left out.
 
-    names: of parsers, or `output`; all searches if empty. modules: of vLLM; the searches whose own
-    code they have, or all if they have the code of none.
+    names: of parsers, or `output`; all searches if empty. modules: of vLLM; if searches have the
+    code of all of them, those alone that have the code of one. exactly: the searches to return, if
+    not empty. Raises `ImportError` if no parser can be made.
     """
     plays: dict[str, Any] = {}
     if not names or "output" in names:
@@ -21,13 +25,19 @@ def searches(names: list[str], modules: set[str]) -> tuple[dict[str, Any], dict[
     left_out: dict[str, str] = {}
     alone = [(tool, None) for tool in TOOL_FORMATS] + [(None, name) for name in REASONING]
     for tool, reasoning in (*alone, *PAIRS):
-        if names and not {tool, reasoning} & {*names}:
-            continue
         words = tool and f"tool {tool}", reasoning and f"reasoning {reasoning}"
         name = " and ".join(filter(None, words))
+        if (names and not {tool, reasoning} & {*names}) or (exactly and name not in exactly):
+            continue
         try:
             plays[name] = ParserSearch(tool, reasoning)
         except Exception as error:
             left_out[name] = f"{type(error).__name__}: {error}"
-    near = {name: search for name, search in plays.items() if search.modules & modules}
-    return near or plays, left_out
+        except HungError:
+            left_out[name] = "hangs when it is made"
+    if left_out and not plays.keys() - {"output processor"} and names != ["output"]:
+        raise ImportError(next(iter(left_out.values())))
+    having = {name: search.modules & modules for name, search in plays.items()}
+    if exactly or set().union(*having.values()) < modules:
+        return {name: plays[name] for name in exactly if name in plays} or plays, left_out
+    return {name: search for name, search in plays.items() if having[name]} or plays, left_out

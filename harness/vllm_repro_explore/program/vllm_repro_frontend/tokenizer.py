@@ -85,8 +85,9 @@ def needed_tokens(construct: Callable[[Any], object]) -> list[str]:
         try:
             construct(tokenizer)
         except Exception:
-            if not lacks:
+            if lacks <= {*needed}:
                 raise
-        if not lacks:
+        new = sorted(lacks - {*needed})
+        if not new:
             return needed
-        needed += sorted(lacks)
+        needed += new
