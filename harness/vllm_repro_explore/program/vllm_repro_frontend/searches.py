@@ -36,7 +36,8 @@ def searches(
         except HungError:
             left_out[name] = "hangs when it is made"
     if left_out and not plays.keys() - {"output processor"} and names != ["output"]:
-        raise ImportError(next(iter(left_out.values())))
+        whys = list(left_out.values())
+        raise ImportError(next((why for why in whys if "registered" not in why), whys[0]))
     having = {name: search.modules & modules for name, search in plays.items()}
     if exactly or set().union(*having.values()) < modules:
         return {name: plays[name] for name in exactly if name in plays} or plays, left_out
