@@ -40,7 +40,8 @@ class FrontendSearch:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     # why parsers were not searched, by name
     left_out: dict[str, str] = field(default_factory=dict)
-    # of each search by seed: what goes wrong by kind of deltas, or None for an answer not judged
+    # of each search by seed: what goes wrong by the number of the split into deltas, or None for
+    # an answer that is not judged
     outcomes: dict[str, dict[int, dict[str, str] | None]] = field(default_factory=dict)
     # the seed after the last, by search
     ends: dict[str, int] = field(default_factory=dict)

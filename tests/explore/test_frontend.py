@@ -101,7 +101,7 @@ LINES: list[dict[str, Any]] = [
     {"played": 100},
     {
         "counts": {"tool xlam": {"answers": 120, "judged": 110, "failed": 1}},
-        "outcomes": {"tool xlam": {"7": {"one token in a delta": "arguments"}, "9": None}},
+        "outcomes": {"tool xlam": {"7": {"0": "arguments"}, "9": None}},
         "ends": {"tool xlam": 121},
         "runs": {"0": 3},
     },
@@ -125,7 +125,7 @@ def test_the_lines_of_the_program_become_a_search(tmp_path: Path) -> None:
     play_frontend(release, search, tmp_path / "log", notes.append, names=["xlam"])
     options = json.loads((tmp_path / "options").read_text(encoding="utf-8"))
     assert (options["names"], options["first"]) == (["xlam"], 1)
-    assert search.outcomes == {"tool xlam": {7: {"one token in a delta": "arguments"}, 9: None}}
+    assert search.outcomes == {"tool xlam": {7: {"0": "arguments"}, 9: None}}
     assert (search.drawn, search.ends, search.runs) == (120, {"tool xlam": 121}, {0: 3})
     assert notes[-1] == "120 answers, 1 kinds of findings"
     search.findings[0]["script"] = "frontend.py"
@@ -149,22 +149,22 @@ def test_a_program_that_ends_early_is_an_error(
         play_frontend(release, FrontendSearch(version="0.24.0"), tmp_path / "log", print)
 
 
-EACH, SEVERAL = "one token in a delta", "several tokens in a delta"
+EACH, SEVERAL = "one token in a delta: text", "several tokens in a delta: text"
 
 
 @pytest.mark.parametrize(
     ("before", "after", "broken", "fixed", "partly"),
     [
-        ({}, {1: {EACH: "text"}}, [f"tool a, {EACH}: text"], [], []),
-        ({}, {1: None}, ["tool a, any split: not read as written"], [], []),
-        ({seed: {SEVERAL: "text"} for seed in range(12)}, {}, [], [f"tool a, {SEVERAL}: text"], []),
+        ({}, {1: {"0": EACH}}, [f"tool a, {EACH}"], [], []),
+        ({}, {1: None}, ["tool a, not read as written"], [], []),
+        ({seed: {"1": SEVERAL} for seed in range(12)}, {}, [], [f"tool a, {SEVERAL}"], []),
         (
-            {seed: {SEVERAL: "text"} for seed in range(14)},
-            {13: {SEVERAL: "text"}},
-            *([], [], [f"tool a, {SEVERAL}: text"]),
+            {seed: {"1": SEVERAL} for seed in range(14)},
+            {13: {"1": SEVERAL}},
+            *([], [], [f"tool a, {SEVERAL}"]),
         ),
-        ({1: None}, {1: {EACH: "text"}}, [], [], []),
-        ({1: {EACH: "tool calls"}}, {1: {EACH: "text"}}, [], [], []),
+        ({1: None}, {1: {"0": EACH}}, [], [], []),
+        ({1: {"0": "tool calls"}}, {1: {"0": EACH}}, [], [], []),
     ],
     ids=["new", "unread", "ends", "ends in part", "never judged", "another failure"],
 )
@@ -178,7 +178,7 @@ def test_answers_are_compared_one_by_one(
     base, changed = (
         FrontendSearch(
             version="0.33.0",
-            outcomes={"tool a": outcomes, name: {1: {EACH: "text"}}},
+            outcomes={"tool a": outcomes, name: {1: {"0": EACH}}},
             ends={"tool a": end, name: 20},
         )
         # what one tree alone played does not count

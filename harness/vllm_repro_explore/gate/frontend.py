@@ -21,7 +21,6 @@ _FILES = (
 _MOST_S = 90.0
 """Seconds of play on each tree, at most; a third of the gate's time if that is less."""
 _ANSWERS = 3000
-_UNREAD = "not read as written"
 
 
 def is_frontend(file: str) -> bool:
@@ -126,7 +125,7 @@ def failure_name(finding: Mapping[str, Any]) -> str:
 def score_of(base: FrontendSearch, changed: FrontendSearch) -> FrontendScore:
     """Return the counts over the answers that both trees played."""
     score = FrontendScore()
-    for name in base.ends.keys() & changed.ends.keys():
+    for name in sorted(base.ends.keys() & changed.ends.keys()):
         befores, afters = base.outcomes.get(name, {}), changed.outcomes.get(name, {})
         end = min(base.ends[name], changed.ends[name])
         unread = {seed for seed, outcome in befores.items() if outcome is None}
@@ -135,19 +134,16 @@ def score_of(base: FrontendSearch, changed: FrontendSearch) -> FrontendScore:
             if seed >= end:
                 continue
             before, after = befores.get(seed) or {}, afters.get(seed, {})
-            splits = before.keys() | ({"any split"} if after is None else after.keys())
-            for split in splits:
-                _count(score.pairs, f"{name}, {split}", before.get(split), _at(after, split))
+            if after is None:
+                after = dict.fromkeys(before or ["whole"], "not read as written")
+            for split in sorted(before.keys() | after.keys()):
+                _count(score.pairs, name, before.get(split), after.get(split))
     return score
-
-
-def _at(outcome: Mapping[str, str] | None, split: str) -> str | None:
-    return _UNREAD if outcome is None else outcome.get(split)
 
 
 def _count(pairs: dict[str, Pairs], name: str, before: str | None, after: str | None) -> None:
     """Count an answer that fails in at least one tree. None: it passes."""
-    row = pairs.setdefault(f"{name}: {before or after}", Pairs())
+    row = pairs.setdefault(f"{name}, {before or after}", Pairs())
     if before is None:
         row.new += 1
         return

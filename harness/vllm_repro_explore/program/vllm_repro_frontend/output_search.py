@@ -205,7 +205,7 @@ class OutputSearch:
         self.counts["judged"] += 1
         if differs := wrong(request):
             self.counts["failed"] += 1
-            self.outcomes[seed] = {_STEPS: differs}
+            self.outcomes[seed] = {"0": f"{_STEPS}: {differs}"}
             yield {
                 "tool_parser": None,
                 "reasoning_parser": None,

@@ -28,8 +28,8 @@ class ParserSearch:
         self.tool, self.reasoning = tool, reasoning
         # how many answers were played, judged and failed
         self.counts = {"answers": 0, "judged": 0, "failed": 0}
-        # by seed, what goes wrong by kind of deltas; None for an answer that is not judged. Answers
-        # that pass are left out.
+        # by seed, what goes wrong by the number of the split into deltas; None for an answer that
+        # is not judged. Answers that pass are left out.
         self.outcomes: dict[int, dict[str, str] | None] = {}
         self._parsers = Parsers(tool, reasoning)
 
@@ -52,21 +52,23 @@ class ParserSearch:
             return
         self.counts["judged"] += 1
         tokens = conversation.tokens
-        findings = []
-        for kind, splits in (
-            (TOKEN, [_one_by_one(tokens)]),
-            (TOKENS, [_joined(rng, tokens), _joined(rng, tokens)]),
-            (PARTS, [_one_by_one(conversation.parts)]),
-        ):
-            wrongs = ((_wrong(conversation, split), split) for split in splits)
-            if failing := next((pair for pair in wrongs if pair[0]), None):
-                findings.append(self._finding(kind, failing[0], answer, failing[1]))
-        if findings:
+        findings: dict[str, dict[str, Any]] = {}
+        outcomes = {}
+        splits = (
+            (TOKEN, _one_by_one(tokens)),
+            (TOKENS, _joined(rng, tokens)),
+            (TOKENS, _joined(rng, tokens)),
+            (PARTS, _one_by_one(conversation.parts)),
+        )
+        for number, (kind, split) in enumerate(splits):
+            if wrong := _wrong(conversation, split):
+                outcomes[str(number)] = f"{kind}: {wrong}"
+                # a later one is the same failure if it is wrong in the same way
+                findings.setdefault(wrong, self._finding(kind, wrong, answer, split))
+        if outcomes:
             self.counts["failed"] += 1
-            self.outcomes[seed] = {finding["split"]: finding["wrong"] for finding in findings}
-        # a later one is the same failure if it is wrong in the same way as the first
-        yield from findings[:1]
-        yield from (later for later in findings[1:] if later["wrong"] != findings[0]["wrong"])
+            self.outcomes[seed] = outcomes
+        yield from findings.values()
 
     def _finding(self, kind: str, wrong: str, answer: Answer, deltas: Deltas) -> dict[str, Any]:
         return {
