@@ -20,7 +20,7 @@ request = ChatCompletionRequest(model="m", messages=[user], tools=tools)
 whole, stream, prompt = kind(tokenizer, request.tools), kind(tokenizer, request.tools), ['a']
 request = stream.adjust_request(whole.adjust_request(request))
 texts = ["".join(delta).removesuffix('<eos>') for delta in DELTAS]
-print("whole:", whole.parse("".join(texts), request, enable_auto_tools=True))
+print("whole:", whole.parse("".join(texts), request, True, ids(sum(DELTAS, []))))
 for text, delta in zip(texts, DELTAS):
     last = delta is DELTAS[-1]
     print(stream.parse_delta(text, ids(delta), request, ids(prompt), finished=last))

@@ -3,10 +3,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser import ParserManager
-DELTAS = [['Hi'], ['<function_call>'], [' {"'], ['name'], ['":'], [' "'], ['get_weather'], ['",'],
- [' "'], ['arguments'], ['":'], [' {}}'], ['<eos>']]
+DELTAS = [['Hi'], ['<function_call>'], [' {"'], ['name'], ['":'], [' "'], ['save_note'], ['",'], [' "'],
+ ['arguments'], ['":'], [' {}}'], ['<eos>']]
 TOKENS = []
-TOOLS = {'get_weather': {}}
+TOOLS = {'save_note': {}}
 alphabet = pre_tokenizers.ByteLevel.alphabet()
 bpe = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
 bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
@@ -21,7 +21,7 @@ request = ChatCompletionRequest(model="m", messages=[user], tools=tools)
 whole, stream, prompt = kind(tokenizer, request.tools), kind(tokenizer, request.tools), ['a']
 request = stream.adjust_request(whole.adjust_request(request))
 texts = ["".join(delta).removesuffix('<eos>') for delta in DELTAS]
-print("whole:", whole.parse("".join(texts), request, enable_auto_tools=True))
+print("whole:", whole.parse("".join(texts), request, True, ids(sum(DELTAS, []))))
 for text, delta in zip(texts, DELTAS):
     last = delta is DELTAS[-1]
     print(stream.parse_delta(text, ids(delta), request, ids(prompt), finished=last))

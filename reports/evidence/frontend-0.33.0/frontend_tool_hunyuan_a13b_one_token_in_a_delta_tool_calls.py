@@ -3,11 +3,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.parser import ParserManager
-DELTAS = [['Hi'], ['<'], ['tool_calls'], ['>'], ['[{"'], ['name'], ['":'], [' "'], ['get_weather'],
- ['",'], [' "'], ['arguments'], ['":'], [' {}}]'], ['\n'], ['<'], ['/'], ['tool_calls'], ['>'],
+DELTAS = [['Hi'], ['<'], ['tool_calls'], ['>'], ['[{"'], ['name'], ['":'], [' "'], ['save_note'], ['",'],
+ [' "'], ['arguments'], ['":'], [' {}}]'], ['\n'], ['<'], ['/'], ['tool_calls'], ['>'],
  ['<eos>']]
 TOKENS = []
-TOOLS = {'get_weather': {}}
+TOOLS = {'save_note': {}}
 alphabet = pre_tokenizers.ByteLevel.alphabet()
 bpe = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
 bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
@@ -22,7 +22,7 @@ request = ChatCompletionRequest(model="m", messages=[user], tools=tools)
 whole, stream, prompt = kind(tokenizer, request.tools), kind(tokenizer, request.tools), ['a']
 request = stream.adjust_request(whole.adjust_request(request))
 texts = ["".join(delta).removesuffix('<eos>') for delta in DELTAS]
-print("whole:", whole.parse("".join(texts), request, enable_auto_tools=True))
+print("whole:", whole.parse("".join(texts), request, True, ids(sum(DELTAS, []))))
 for text, delta in zip(texts, DELTAS):
     last = delta is DELTAS[-1]
     print(stream.parse_delta(text, ids(delta), request, ids(prompt), finished=last))
