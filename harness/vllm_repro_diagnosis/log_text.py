@@ -485,14 +485,14 @@ def _nested(value: object) -> list[str]:
 
 
 def _from_field(value: str) -> list[str]:
-    """Return the text of a printed field, a JSON string; the value itself if it is none."""
+    """Decode the value of a printed field; return it unchanged if it is no JSON string."""
     with suppress(ValueError):
         return [str(json.loads(value))]
     return [value]
 
 
 def _from_literal(line: str) -> list[str]:
-    """Return the lines in a string that Python or jq printed; the line itself if it is none."""
+    """Decode a string that Python or jq printed into lines; return any other line unchanged."""
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
         text = ast.literal_eval(line.strip())
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text

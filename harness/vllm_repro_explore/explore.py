@@ -495,7 +495,7 @@ def _check(arguments: argparse.Namespace) -> None:
         (
             frontend and (patches or arguments.jobs > 1 or arguments.go_on or arguments.boot),
             "--frontend goes without --patch, --jobs, --go-on and --boot",
-            leave_out,
+            "`vllm-repro gate DIFF` compares a patch of the front end; or " + leave_out,
         ),
         (
             arguments.go_on and (arguments.first or patches),

@@ -92,8 +92,14 @@ class FrontendSearch:
     def text(self, form: str) -> str:
         """Return the page (`md`) or what the terminal shows (`txt`)."""
         failed = [name for name, counts in self.counts.items() if counts["failed"]]
-        words = {"summary_of": summary_of, "received": received, "quoted": quoted}
-        return plain_text(f"frontend.{form}", _TEMPLATES, search=self, failed=failed, **words)
+        words = (summary_of, received, quoted, next_step)
+        return plain_text(
+            f"frontend.{form}",
+            _TEMPLATES,
+            search=self,
+            failed=failed,
+            **{function.__name__: function for function in words},
+        )
 
 
 def play_frontend(
@@ -153,8 +159,9 @@ def play_frontend(
         )
     if not search.ends:
         end = log.read_text(encoding="utf-8", errors="replace").rstrip().rpartition("\n")[2]
+        silent = f"it printed nothing for {_SILENT_S:.0f} s" if watchdog.rang else ""
         raise InfraError(
-            f"the program of the search ended: {end or 'it left no message'}",
+            f"the program of the search ended: {silent or end or 'it left no message'}",
             hint=f"{log} has its output",
         )
 
@@ -169,25 +176,32 @@ _DEFAULTS: dict[str, Any] = {
     "known": {},
 }
 _SILENT_S = 300.0
+"""Seconds without a line after which the program is killed. Each answer has a limit of its own."""
 
 
 class _Watchdog:
-    """Timer that kills a program that prints no line for five minutes."""
+    """Timer that kills a program which prints no line for `_SILENT_S`."""
 
     def __init__(self, program: subprocess.Popen[str]) -> None:
         self._program = program
-        self._timer = threading.Timer(_SILENT_S, program.kill)
-        self._timer.start()
+        # True once it has killed the program
+        self.rang = False
+        self.restart()
 
     def restart(self) -> None:
-        """Wait from now on again."""
-        self._timer.cancel()
-        self._timer = threading.Timer(_SILENT_S, self._program.kill)
+        """Start the time anew."""
+        self.stop()
+        self._timer = threading.Timer(_SILENT_S, self._ring)
         self._timer.start()
 
     def stop(self) -> None:
-        """Wait no more."""
-        self._timer.cancel()
+        """Stop the timer, if it runs."""
+        if hasattr(self, "_timer"):
+            self._timer.cancel()
+
+    def _ring(self) -> None:
+        self.rang = True
+        self._program.kill()
 
 
 def _take(line: Mapping[str, Any], search: FrontendSearch) -> None:
@@ -213,11 +227,11 @@ def _take(line: Mapping[str, Any], search: FrontendSearch) -> None:
 def known_names(text: str) -> list[str]:
     """Return the names of a list such as `hermes,qwen3`. Raises `UsageError` for an unknown one."""
     names = [name for name in text.split(",") if name]
-    known = {*TOOL_FORMATS, *REASONING, "output"}
-    if unknown := [name for name in names if name not in known]:
+    choices = {*TOOL_FORMATS, *REASONING, "output"}
+    if unknown := [name for name in names if name not in choices]:
         raise UsageError(
             f"the search has no parser called {', '.join(unknown)}",
-            hint=f"--frontend takes {', '.join(sorted(known))}",
+            hint=f"--frontend takes {', '.join(sorted(choices))}",
         )
     return names
 
@@ -228,6 +242,25 @@ _WORDS = {
     "left": "state in the output processor",
 }
 """Words for fields that are no words."""
+
+
+_REPORTED = {
+    "reasoning deepseek_r1": "vllm-project/vllm#55195",
+    "reasoning granite": "vllm-project/vllm#50303",
+    "tool deepseek_v3": "vllm-project/vllm#48020",
+    "tool deepseek_v31": "vllm-project/vllm#48020",
+    "tool hunyuan_a13b": "vllm-project/vllm#47901",
+    "tool phi4_mini_json": "vllm-project/vllm#18257",
+    "tool xlam": "vllm-project/vllm#51697",
+}
+"""Reports of streamed failures of a parser, read in November 2026."""
+
+
+def next_step(finding: Mapping[str, Any]) -> str:
+    """Return what to do with a finding: the report to compare it with, or to write one."""
+    if issue := _REPORTED.get(finding["name"]):
+        return f"compare it with {issue}, and run the script there"
+    return "search vLLM's issues for the parser, then report it with the script"
 
 
 def summary_of(finding: Mapping[str, Any]) -> str:

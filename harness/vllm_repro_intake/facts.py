@@ -168,7 +168,8 @@ _NOT = (
 )
 OUTCOME = re.compile(
     rf"(?P<lacks>{_NOT}(?:{_SHOWS}|(?:such |more )?(?:problem|issue)s?)(?!\w)"
-    r"|没有|不会|正常|✅|✔|(?:発生し|起き|落ち)ません|問題(?:ない|ありません))"
+    r"|没有|不会|正常|✅|✔|(?:発生し|起き|落ち)ません"
+    r"|問題(?:ない|ありません))"
     rf"|(?P<shows>{_NOT}(?:{_LACKS}|help|boot|start|run|serve|load|answer|respond)(?!\w)"
     r"|崩溃|报错|卡死|有问题|❌|✗|✘|落ち(?:る|ます)|没有用|無効)"
     rf"|(?<![\w-])(?:(?P<good>{_LACKS})|(?P<bad>{_SHOWS}))(?![\w-])",
@@ -180,7 +181,8 @@ _END = re.compile(r"(?i)\n|[.;!?]\s|[。；]|,? (?:but|while|whereas|however)\b"
 _LIST = r"(?:(?:\s?(?:[,/&~～–—-]|and|or|to|through)\s?)+v?0\.\d+(?:\.\d+\w*)?)*"
 _BEFORE_NEXT = r"(?i)v?0\.\d[\w.]*\s?(?:,|and\b|or\b)"
 _BESIDE = re.compile(
-    r"(?i)(?:[\s|:：()*`=→>+–—-]|\b(?:is|was|are|were|ha[sd]|have|both|all|still|also|it|do(?:es)?|did)\b)*"
+    r"(?i)(?:[\s|:：()*`=→>+–—-]"
+    r"|\b(?:is|was|are|were|ha[sd]|have|both|all|still|also|it|do(?:es)?|did)\b)*"
     rf"(?:{OUTCOME.pattern})"
     r"(?!\W{1,3}(?:(?:in|on|with|since|from) )?v?0\.\d)"
 )
@@ -188,7 +190,8 @@ _BESIDE = re.compile(
 _UNDER = re.compile(r"(?i)--|\d\.\d|\b(?:with(?:out)?|if|when|unless|using|on|and|before|than)\b|=")
 """Words of a condition, between a release and its outcome."""
 _IN_LIST = re.compile(
-    r"(?ai)(?:(?<=[\n|(:,;/~&–。，；、])|(?<=[-*•|(:,;/~&–.!?] )|\b(?:and|or|to|both|tested|tried"
+    r"(?ai)(?:(?<=[\n|(:,;/~&–。，；、])|(?<=[-*•|(:,;/~&–.!?] )"
+    r"|\b(?:and|or|to|both|tested|tried"
     rf"|{_LACKS}|{_SHOWS}) )[`*\"]*{_RELEASE}"
 )
 """A release in a list, a cell or beside an outcome, of which the text states what it does."""
@@ -225,7 +228,8 @@ KIND = (
 )
 _GPUS = (
     re.compile(
-        rf"(?a)(?<![\w.])(?P<count>[1-9]\d?|{'|'.join(COUNTS)}) ?[x×*张块枚卡]? ?(?P<kind>{KIND})",
+        rf"(?a)(?<![\w.])(?P<count>[1-9]\d?|{'|'.join(COUNTS)}) ?[x×*张块枚卡]?"
+        rf" ?(?P<kind>{KIND})",
         re.IGNORECASE,
     ),
     re.compile(

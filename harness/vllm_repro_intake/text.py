@@ -22,16 +22,20 @@ _APART = re.compile(
 )
 """Empty lines between two lines of one command of a shell."""
 _SHARED = re.compile(
-    r"(?<![\w.\]:/$-])(?P<root>(?:file://)?/(?:mnt|data\d*|nfs\w*|scratch\w*|raid\d*|storage|shared?|ssd\d*"
+    r"(?<![\w.\]:/$-])(?P<root>(?:file://)?/(?:mnt|data\d*|nfs\w*|scratch\w*"
+    r"|raid\d*|storage|shared?|ssd\d*"
     r"|nvme\d*|disks?\d*|lustre|gpfs|fsx|efs|volumes?|media|projects?|cluster|workspace|work|u)"
     r"|(?<![\w.])[A-Za-z]:(?=[\\/][\w.-]))(?P<folders>(?:(?:/|\\{1,2})[\w.@\[\]-]+)+)"
 )
 """A path on a disk that users share."""
 _NO_OWNER = re.compile(
     r"(?i)(?:(?:hf|huggingface|local|nvme|ssd|disk|vol(?:ume)?|mnt|gpu)s?[\d_-]*|data(?:sets?)?\d*"
-    r"|models?|weights|check-?points?|ckpts?|hub|\.?cache|caches|snapshots?|loras?|adapters?|llms?|vllm"
-    r"|shared?|public|homes?|users|storage|te?mp|logs?|work(?:space)?s?|projects?|src|code|repos?|bin|lib"
-    r"|v?envs?|\.venv|configs?|scripts|templates|images?|inputs?|outputs?|results|nfs|scratch|opt|usr"
+    r"|models?|weights|check-?points?|ckpts?|hub|\.?cache|caches|snapshots?"
+    r"|loras?|adapters?|llms?|vllm"
+    r"|shared?|public|homes?|users|storage|te?mp|logs?|work(?:space)?s?"
+    r"|projects?|src|code|repos?|bin|lib"
+    r"|v?envs?|\.venv|configs?|scripts|templates|images?|inputs?|outputs?"
+    r"|results|nfs|scratch|opt|usr"
     r"|(?:mini|ana)?conda\d?|docker|runs?|program files|windows|appdata|root|\[[\w:-]+\])"
 )
 """A folder that is no name of a user or a project."""
@@ -45,8 +49,10 @@ _SENT_TO = re.compile(
 )
 """A host in an address without a scheme."""
 _HOST = re.compile(
-    r"(?<![\w./@:-])(?![\w.-]*(?:github|k8s|kubernetes|huggingface|nvidia|pytorch|vllm|openai|docker|python)\.)"
-    r"(?=[a-z0-9.]*[\d-])[a-z][a-z0-9-]*(?:\.[a-z0-9-]+)*\.(?:com|net|org|edu|gov|io|de|fr|eu|uk|ru|cn|jp)\b"
+    r"(?<![\w./@:-])(?![\w.-]*(?:github|k8s|kubernetes|huggingface"
+    r"|nvidia|pytorch|vllm|openai|docker|python)\.)"
+    r"(?=[a-z0-9.]*[\d-])[a-z][a-z0-9-]*"
+    r"(?:\.[a-z0-9-]+)*\.(?:com|net|org|edu|gov|io|de|fr|eu|uk|ru|cn|jp)\b"
     r"(?![\w/-]|\.\w)"
 )
 _PHONE = re.compile(

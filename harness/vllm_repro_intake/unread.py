@@ -63,7 +63,8 @@ _A_FACT = re.compile(
 _SMI = re.compile(r"(?m)^[|+].*\bNVIDIA-SMI\b")
 _OF_SMI = re.compile(r"\s*[|+].*[|+]\s*$|\w{3} \w{3} +\d+ [\d:]+ \d{4}$")
 _OF_MACHINE = re.compile(
-    r"(?:ExecStartP|ExecStop|ExecReload|Restart|Timeout|StartLimit|Kill|Standard|Syslog|Watchdog)\w*="
+    r"(?:ExecStartP|ExecStop|ExecReload|Restart|Timeout|StartLimit"
+    r"|Kill|Standard|Syslog|Watchdog)\w*="
     r"|(?:User|Group|WantedBy|After|Wants|Requires|Type|Description|WorkingDirectory)="
     r"|(?!.*vllm).*\b(?:nvidia|rocm|amd)-smi\b|\s*- [\"']?\d+:\d+[\"']?$"
 )
@@ -139,7 +140,8 @@ _TOGETHER = re.compile(
 """Number of requests that code sends at once."""
 _PAUSE = re.compile(
     r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\b(?:time|asyncio)\.sleep\("
-    r"|(?:^|\s)#.*\b(?:tried|works?|crash\w*|fails?|hangs?|clos\w+|abort\w*|cancel\w*|disconnect\w*)\b"
+    r"|(?:^|\s)#.*\b(?:tried|works?|crash\w*|fails?|hangs?"
+    r"|clos\w+|abort\w*|cancel\w*|disconnect\w*)\b"
 )
 """A pause, or a comment on a result."""
 _TELLS = re.compile(

@@ -693,7 +693,10 @@ WHOLE = [
         "",
     ),
     (
-        "# It dies\n\nvllm serve a/b -tp 2\n\nSee\nhttps://github.com/vllm-project/vllm/issues/12345",
+        (
+            "# It dies\n\nvllm serve a/b -tp 2\n\nSee\n"
+            "https://github.com/vllm-project/vllm/issues/12345"
+        ),
         "number of the issue is not stated;related=",
         'issue="vllm',
     ),

@@ -128,11 +128,9 @@ def score_of(base: FrontendSearch, changed: FrontendSearch) -> FrontendScore:
     for name in sorted(base.ends.keys() & changed.ends.keys()):
         befores, afters = base.outcomes.get(name, {}), changed.outcomes.get(name, {})
         end = min(base.ends[name], changed.ends[name])
-        unread = {seed for seed, outcome in befores.items() if outcome is None}
-        score.trials += end - 1 - sum(seed < end for seed in unread)
-        for seed in (befores.keys() | afters.keys()) - unread:
-            if seed >= end:
-                continue
+        unread = {seed for seed, outcome in befores.items() if outcome is None and seed < end}
+        score.trials += end - 1 - len(unread)
+        for seed in {seed for seed in befores.keys() | afters.keys() if seed < end} - unread:
             before, after = befores.get(seed) or {}, afters.get(seed, {})
             if after is None:
                 after = dict.fromkeys(before or ["whole"], "not read as written")

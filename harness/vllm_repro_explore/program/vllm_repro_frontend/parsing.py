@@ -26,7 +26,7 @@ EOS = "<eos>"
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """What a client receives. Spaces at the ends of texts do not count."""
+    """Message that a client receives, without spaces at the ends of its texts."""
 
     reasoning: str
     content: str

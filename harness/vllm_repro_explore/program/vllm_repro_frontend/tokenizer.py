@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tokenizers import (  # type: ignore[import-not-found]
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    pre_tokenizers,
-)
-from transformers import PreTrainedTokenizerFast  # type: ignore[import-not-found]
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 
 def make(tokens: Sequence[str], kind: Any = PreTrainedTokenizerFast) -> Any:
@@ -55,7 +49,7 @@ class _Vocabulary(dict[str, int]):
         return super().__contains__(key)
 
 
-class _Recording(PreTrainedTokenizerFast):  # type: ignore[misc]
+class _Recording(PreTrainedTokenizerFast):  # type: ignore[misc]  # not installed where it is checked
     """Tokenizer that records in `lacks` the texts that are looked up as tokens and are none."""
 
     lacks: set[str]
