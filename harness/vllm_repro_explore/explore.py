@@ -364,23 +364,25 @@ class _Exploring:
         release = provision(self.source, self.progress.line)
         folder = stamped_folder(self.out, Path("explore"))
         search = FrontendSearch(version=self.version, again=self.again)
-        with self._playing():
-            play_frontend(
-                release,
-                search,
-                folder / "frontend.log",
-                self.progress.notify,
-                first=arguments.first or 1,
-                answers=self._limit(10_000),
-                seconds=arguments.most,
-                names=names,
-            )
-        search.interrupted, search.duration_s = self.interrupted, self.duration_s
-        for finding in search.distinct:
-            text = script(finding, self.version)
-            finding["script"] = str(_write(folder / script_name(finding), text))
-        _write(folder / "frontend.md", search.text("md") + "\n")
-        _write(folder / "frontend.json", _json(search.as_json()))
+        try:
+            with self._playing():
+                play_frontend(
+                    release,
+                    search,
+                    folder / "frontend.log",
+                    self.progress.notify,
+                    first=arguments.first or 1,
+                    answers=self._limit(10_000),
+                    seconds=arguments.most,
+                    names=names,
+                )
+        finally:  # what was found before the program died is kept
+            search.interrupted, search.duration_s = self.interrupted, self.duration_s
+            for finding in search.distinct:
+                text = script(finding, self.version)
+                finding["script"] = str(_write(folder / script_name(finding), text))
+            _write(folder / "frontend.md", search.text("md") + "\n")
+            _write(folder / "frontend.json", _json(search.as_json()))
         return search, folder
 
     def _limit(self, default: int) -> int | None:

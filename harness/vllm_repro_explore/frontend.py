@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
@@ -159,9 +160,12 @@ def play_frontend(
         )
     if not search.ends:
         end = log.read_text(encoding="utf-8", errors="replace").rstrip().rpartition("\n")[2]
-        silent = f"it printed nothing for {_SILENT_S:.0f} s" if watchdog.rang else ""
+        if watchdog.rang:
+            end = f"it printed nothing for {_SILENT_S:.0f} s"
+        elif program.returncode < 0:
+            end = f"{signal.Signals(-program.returncode).name} killed it"
         raise InfraError(
-            f"the program of the search ended: {silent or end or 'it left no message'}",
+            f"the program of the search ended: {end or 'it left no message'}",
             hint=f"{log} has its output",
         )
 

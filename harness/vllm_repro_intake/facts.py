@@ -464,9 +464,9 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Stat
     stated = [Stated(logged, "")] if logged and re.search(form + re.escape(logged), text) else []
     matches = [match for rx in _VERSIONS for match in rx.finditer(text)]
     matches += [match for rx in (_TITLE_VERSION, _BARE_VERSION) for match in rx.finditer(title)]
-    told = f"{text}\n{_columns(text)}\n"
+    with_cells = f"{text}\n{_columns(text)}\n"
     bare = [match for rx in (_BARE_VERSION, _LAST_OF_RANGE) for match in rx.finditer(text)]
-    bare += [match for match in _IN_LIST.finditer(told) if _shows(match)[0] is not None]
+    bare += [match for match in _IN_LIST.finditer(with_cells) if _shows(match)[0] is not None]
     stated += _stated([*matches, *sorted(bare, key=lambda each: each.start("version"))], logged)
     senses = {
         each.value: {other.has_it for other in stated if other.value == each.value}

@@ -138,7 +138,7 @@ def test_the_lines_of_the_program_become_a_search(tmp_path: Path) -> None:
     [
         ('echo \'{"unfit": "ImportError: no parse_delta"}\'', Unsupported, "no parse_delta"),
         ("echo Killed >&2; exit 1", InfraError, "Killed"),
-        ("printf '{\"pl'; kill -9 $$", InfraError, "it left no message"),
+        ("printf '{\"pl'; echo Error >&2; kill -9 $$", InfraError, "SIGKILL killed it"),
     ],
 )
 def test_a_program_that_ends_early_is_an_error(

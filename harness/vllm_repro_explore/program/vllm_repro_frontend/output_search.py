@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from random import Random
@@ -15,6 +14,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 from vllm.v1.outputs import LogprobsLists
 
 from .limit import HungError, failure_of, limited
+from .smallest import smallest
 from .tokenizer import make
 
 _WORDS = (
@@ -216,14 +216,10 @@ class OutputSearch:
 
     def shrink(self, finding: dict[str, Any]) -> dict[str, Any]:
         """Return the finding with the smallest request that fails in the same way."""
-        request, differs = finding["request"], finding["wrong"]
-        until, smaller = time.process_time() + 60.0, True
-        while smaller and time.process_time() < until:
-            smaller = False
-            for candidate in _simpler(request):
-                if wrong(candidate) == differs:
-                    request, smaller = candidate, True
-                    break
+        differs = finding["wrong"]
+        request = smallest(
+            finding["request"], _simpler, lambda candidate: wrong(candidate) == differs
+        )
         params = {name: value for name, value in request.params.items() if value is not None}
         fields = asdict(request) | {"output_kind": request.output_kind.name, "params": params}
         return finding | {

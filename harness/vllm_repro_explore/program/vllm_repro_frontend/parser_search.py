@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from itertools import chain
 from random import Random
@@ -11,12 +10,11 @@ from typing import Any
 from .answer import Answer, draw
 from .limit import HungError, failure_of
 from .parsing import EOS, Conversation, Deltas, Parsers, expected
+from .smallest import smallest
 
 TOKEN, TOKENS = "one token in a delta", "several tokens in a delta"
 PARTS = "one token in a delta, tags in several tokens"
 """Kinds of deltas. Whether a tag is one token depends on the model's tokenizer."""
-_SHRINK_S = 60.0
-"""Seconds of processor time after which a finding is kept as small as it is."""
 _WINDOWS = 400
 """Most ways of joining neighboring tokens that are tried for the shortest one."""
 
@@ -85,29 +83,25 @@ class ParserSearch:
 
         It also gets what a script needs: tokens, prompt, and both messages.
         """
-        answer, deltas, wrong = finding["answer"], finding["deltas"], finding["wrong"]
-        until, smaller = time.process_time() + _SHRINK_S, True
-        while smaller and time.process_time() < until:
-            smaller = False
-            for candidate in answer.simpler():
-                conversation = self._parsers.open(candidate)
-                if not self._reads(conversation, candidate):
-                    continue
-                for split in _splits(conversation, finding["split"]):
-                    if _wrong(conversation, split) == wrong:
-                        answer, deltas, smaller = candidate, split, True
-                        break
-                if smaller:
-                    break
+        wrong, kind = finding["wrong"], finding["split"]
+
+        def failing(candidate: Answer) -> Deltas | None:
+            """Return deltas of the same kind with which an answer fails so; None without any."""
+            conversation = self._parsers.open(candidate)
+            if not self._reads(conversation, candidate):
+                return None
+            splits = _splits(conversation, kind)
+            return next((split for split in splits if _wrong(conversation, split) == wrong), None)
+
+        answer = smallest(
+            finding["answer"], Answer.simpler, lambda candidate: failing(candidate) is not None
+        )
+        deltas = failing(answer) or finding["deltas"]
         conversation = self._parsers.open(answer)
-        if finding["split"] == TOKENS and time.process_time() < until:
+        if kind == TOKENS:
+            windows = _windows(conversation.tokens)
             deltas = next(
-                (
-                    split
-                    for split in _windows(conversation.tokens)
-                    if _wrong(conversation, split) == wrong
-                ),
-                deltas,
+                (split for split in windows if _wrong(conversation, split) == wrong), deltas
             )
         return finding | {
             "answer": answer.text,
