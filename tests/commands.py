@@ -12,14 +12,33 @@ from pathlib import Path
 
 import psutil
 
-WITHOUT_SDK = """
-from vllm_repro.running import trial
-trial._SDK_TOTAL, trial._NEEDED_LATER = 0.0, ()
+SHORT_WAITS = {
+    "vllm_repro.running.trial._SDK_TOTAL": 0.0,
+    "vllm_repro.running.trial._NEEDED_LATER": (),
+    "vllm_repro.running.trial._OUTLAST": 1.0,
+    "vllm_repro.running.watch._LAST_LOOK_AT_VLLM": 0.1,
+    "vllm_repro.running.watch._SETTLED": 0.1,
+    "vllm_repro.running.workload._SIGN_AFTER_CANARY": 1.0,
+    "vllm_repro.running.workload._SIGN_AFTER_FAILURE": 1.5,
+    "vllm_repro.running.workload.IDLE_AFTER": 1.5,
+    "vllm_repro.scenario.workload.IDLE_AFTER": 1.5,
+    "vllm_repro_diagnosis.live._WINDOW": 1.2,
+    "vllm_repro_diagnosis.live._TICK": 0.2,
+}
+"""After a crash or a wrong answer, and for idle. test_trial asks the SDK, with its retries."""
+
+WITH_SHORT_WAITS = f"""
+import importlib
+for name, value in {SHORT_WAITS!r}.items():
+    module, _, attribute = name.rpartition(".")
+    setattr(importlib.import_module(module), attribute, value)
+importlib.import_module("vllm_repro_diagnosis.live").stacks_of = lambda _: ()
 """
+"""The fixture `short_waits` for a process of its own."""
 QUICK = f"""
 import sys
 from vllm_repro.__main__ import main
-{WITHOUT_SDK}
+{WITH_SHORT_WAITS}
 sys.exit(main())
 """
 """The command without the SDK, whose import takes a second and which asks a dead engine longer."""

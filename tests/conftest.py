@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.browser import browser as browser
 from tests.browser import opened as opened
+from tests.commands import SHORT_WAITS
 from tests.patched_rehearsal import diffs as diffs
 from tests.report_examples import check_files
 from vllm_repro import cli
@@ -80,6 +81,29 @@ class Done:
 
 
 Harness = Callable[..., Done]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let the workers of pytest-xdist play the tests of boots one after another.
+
+    They wait more than they compute: side by side, at the end, they would leave the cores idle.
+    `worksteal` gives each worker one piece of the list.
+    """
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    boots = [item for item in items if "running" in item.path.parts]
+    others = [item for item in items if "running" not in item.path.parts]
+    begin, end = _pieces(len(others), workers**2), _pieces(len(boots), workers)
+    items.clear()
+    for worker in range(workers):
+        first = workers * worker
+        items += others[begin[first] : begin[first + worker]]
+        items += boots[end[worker] : end[worker + 1]]
+        items += others[begin[first + worker] : begin[first + workers]]
+
+
+def _pieces(length: int, count: int) -> list[int]:
+    """Return where each of `count` equal pieces begins, and `length`."""
+    return [length * at // count for at in range(count + 1)]
 
 
 def pytest_collection_finish() -> None:
@@ -185,23 +209,11 @@ def sigint() -> Iterator[None]:
 
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the waits after a crash or a wrong answer, and for idle.
-
-    test_trial asks the SDK, with its retries.
-    """
-    monkeypatch.setattr("vllm_repro.running.trial._SDK_TOTAL", 0.0)
-    monkeypatch.setattr("vllm_repro.running.trial._NEEDED_LATER", ())
-    monkeypatch.setattr("vllm_repro.running.trial._OUTLAST", 1.0)
-    monkeypatch.setattr("vllm_repro.running.watch._LAST_LOOK_AT_VLLM", 0.1)
-    monkeypatch.setattr("vllm_repro.running.watch._SETTLED", 0.1)
-    monkeypatch.setattr("vllm_repro.running.workload._SIGN_AFTER_CANARY", 1.0)
-    monkeypatch.setattr("vllm_repro.running.workload._SIGN_AFTER_FAILURE", 1.5)
+    """Shorten the waits that the verdicts of a fake need not."""
+    for name, value in SHORT_WAITS.items():
+        monkeypatch.setattr(name, value)
     # a fake has no stacks worth py-spy's processor time
     monkeypatch.setattr("vllm_repro_diagnosis.live.stacks_of", lambda _: ())
-    monkeypatch.setattr("vllm_repro_diagnosis.live._WINDOW", 1.2)
-    monkeypatch.setattr("vllm_repro_diagnosis.live._TICK", 0.2)
-    for module in ("scenario.workload", "running.workload"):
-        monkeypatch.setattr(f"vllm_repro.{module}.IDLE_AFTER", 1.5)
 
 
 @pytest.fixture

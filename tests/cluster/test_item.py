@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.cluster.test_fleet import SCENARIO, job_in
-from tests.commands import WITHOUT_SDK, until
+from tests.commands import WITH_SHORT_WAITS, until
 from vllm_repro.errors import Unsupported, UsageError
 from vllm_repro.host.ports import free_port
 from vllm_repro.journal.journal import read
@@ -29,7 +29,7 @@ QUICK = f"""
 import sys
 from pathlib import Path
 from vllm_repro_cluster import item_process
-{WITHOUT_SDK}
+{WITH_SHORT_WAITS}
 sys.exit(item_process.main(Path(sys.argv[1])))
 """
 

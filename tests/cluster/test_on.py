@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import WITHOUT_SDK
+from tests.commands import WITH_SHORT_WAITS
 from tests.conftest import Harness
 from tests.golden_files import assert_refused
 from vllm_repro.report.build import build
@@ -106,7 +106,7 @@ def test_an_interrupted_run_is_resumed_on_a_cluster(cluster: Cluster, harness: H
 
 def test_nothing_imports_ray_without_the_option(tmp_path: Path) -> None:
     program = (
-        f"{WITHOUT_SDK}import sys; from vllm_repro.cli import main; "
+        f"{WITH_SHORT_WAITS}import sys; from vllm_repro.cli import main; "
         f"status = main(['versions', '{TQ}', '--server', 'rehearsal', '--versions', '0.23.0']); "
         "sys.exit(status or ('ray' in sys.modules and 'ray was imported'))"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.commands import WITHOUT_SDK
+from tests.commands import WITH_SHORT_WAITS
 from tests.core.test_api import TESTS
 from vllm_repro.scenario.catalogue import all_scenarios
 from vllm_repro.servers.kinds import kinds
@@ -124,7 +124,7 @@ def test_a_wrong_scenario_file_is_named_with_its_line(suite: pytest.Pytester) ->
 
 def test_side_by_side(suite: pytest.Pytester) -> None:
     # `short_waits` for the workers, which are processes
-    suite.makeconftest(WITHOUT_SDK)
+    suite.makeconftest(WITH_SHORT_WAITS)
     run(suite, "-n", "2", "-k", "min-tokens").assert_outcomes(passed=1, xfailed=1, skipped=1)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands import WITHOUT_SDK, until
+from tests.commands import WITH_SHORT_WAITS, until
 from tests.conftest import GPU_STUBS, Harness, StubGpus
 from tests.golden_files import assert_golden
 from tests.patched_rehearsal import Diffs
@@ -61,7 +61,7 @@ def suite(
 
 def scenarios_with(workers: int, tmp_path: Path) -> subprocess.Popen[str]:
     """Start `pytest scenarios -n WORKERS` on the stub vllm."""
-    (tmp_path / "conftest.py").write_text(WITHOUT_SDK, encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(WITH_SHORT_WAITS, encoding="utf-8")
     words = "scenarios -k near-miss --scenario-server process --scenario-weights real"
     options = f"-n {workers} -p no:cacheprovider -rA"
     return subprocess.Popen(
