@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "harness/vllm_repro": 13_000,
-    "harness": 28_990,
+    "harness": 29_030,
     "tests": 19_680,
     "benchmarks": 1_420,
 }
@@ -24,7 +24,8 @@ BUDGETS = {
 Both grew for live servers, reports from outside and native crashes in diagnosis, for what intake
 reads or quotes, for the ledger of bugs, for `gate`, for the search as a folder of vLLM's
 tests, and for exchanged packages.
-Then for the front end in the search, and for logs and reports from outside again.
+Then for the front end in the search, for logs and reports from outside again, and for the faults
+that `gate` missed.
 Tests also grew for mutants that survived, and `benchmarks` for the changes that measure `gate` and
 for made histories of components. That of the core stays."""
 

@@ -35,6 +35,7 @@ _CHAT = {**_COMMON, "chat": 1, "switch": 0.5, "eos": 0.3, "stats": 0.5}
 MIXES: dict[str, dict[str, float]] = {
     "plain": {**_COMMON, "eos": 0.3, "salt": 0.2, "lora": 0.2, "threshold": 0.2},
     "urgent": {**_COMMON, "abort": 0.1, "priority": 1, "urgent": 1},
+    "urgent-spec": {**_COMMON, "abort": 0.1, "priority": 1, "urgent": 1, "draft": 1},
     "spec": {**_COMMON, "draft": 1, "eos": 0.3, "grammar": 0.3},
     "grammar": {**_COMMON, "grammar": 1, "faulty": 0.5, "draft": 0.3},
     "async": {**_COMMON, "asynchronous": 1, "draft": 0.4, "eos": 0.3, "grammar": 0.3},
@@ -62,6 +63,9 @@ MIXES: dict[str, dict[str, float]] = {
     "mamba-ops": {**_COMMON, "mamba": 1, **_RESETS, "pause": 0.3, "stream": 0.3, "draft": 0.3},
     "ops": {**_COMMON, **_RESETS, "eos": 0.3, "draft": 0.2},
     "ops-off": {**_COMMON, **_RESETS, _OFFLOADING: 1},
+    "reset-off": {**_CHAT, "reset-connector": 1, "waves": 0.7, _OFFLOADING: 1},
+    "reset-sco": {**_CHAT, "reset-connector": 1, "waves": 0.7, _SIMPLE: 1},
+    "reset-multi": {**_CHAT, "reset-connector": 1, "waves": 0.7, _MULTI: 1},
     "pause": {**_COMMON, "pause": 1, "eos": 0.3, "draft": 0.2, "stream": 0.2},
     "pause-off": {**_COMMON, "pause": 1, _OFFLOADING: 1},
     "sleep": {
@@ -117,7 +121,8 @@ MIXES: dict[str, dict[str, float]] = {
 }
 """For each mix, the probability with which a case has a feature.
 
-pressure: long answers in a pool for one of them, and slow stores. long: prompts of up to 64 blocks.
+pressure: long answers in a pool for one of them, and slow stores. reset-connector: a reset of
+running requests and of the connector's cache. long: prompts of up to 64 blocks.
 waves: some requests come once the engine is idle. sleep: half of the pauses put the engine to
 sleep. v2: the scheduler's half for the second model runner. image cache: images go through the
 cache of `--mm-processor-cache-gb`. store: the prompts of `fetch` come in the step that needs them;
@@ -571,9 +576,13 @@ def _grammars(drawn: _Seed, count: int) -> list[str]:
     ]
     if not drawn.has("faulty"):
         return grammars
+    unchecked = drawn.stream("unchecked")
+    faults = [
+        faulty.choice(_FAULTY) if grammar and faulty.random() < 0.3 else "" for grammar in grammars
+    ]
     return [
-        faulty.choice(_FAULTY) if grammar and faulty.random() < 0.3 else grammar
-        for grammar in grammars
+        "unchecked" if fault and unchecked.random() < 0.3 else fault or grammar
+        for fault, grammar in zip(faults, grammars, strict=True)
     ]
 
 
@@ -583,7 +592,7 @@ def _operations(drawn: _Seed, last: int) -> tuple[tuple[int, str], ...]:
     last: step of the last arrival.
     """
     operations = []
-    for what in ("reset", "reset-running"):
+    for what in ("reset", "reset-running", "reset-connector"):
         rng = drawn.stream(what)
         operations += [
             (rng.randint(0, last + 30), what) for _ in range(rng.randint(1, 3)) if drawn.has(what)

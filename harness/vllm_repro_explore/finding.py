@@ -158,6 +158,10 @@ _KNOWN: Sequence[tuple[str, str]] = (
         "vllm-project/vllm#42085",
     ),
     ('Rule "root" is defined multiple times', "vllm-project/vllm#43920"),
+    *(
+        (part, "vllm-project/vllm#43920, if a grammar passes the API server's check")
+        for part in ('Rule "missing" is not defined', "Rule 'missing' not found")
+    ),
     (
         (
             "update_state_after_alloc "

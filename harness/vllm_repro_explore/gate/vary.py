@@ -110,7 +110,8 @@ def _images(rng: Random, setup: Setup, waves: list[list[Request]]) -> Setup:
 def _operation(rng: Random, setup: Setup, waves: list[list[Request]]) -> Setup:
     """Add a cache reset or a pause, or drop all of them."""
     last = max(ask.after for wave in waves for ask in wave)
-    what = rng.choice(("reset", "reset-running", "pause-keep-10", "pause-wait-3", "pause-abort-3"))
+    pauses = ("pause-keep-10", "pause-wait-3", "pause-abort-3")
+    what = rng.choice(("reset", "reset-running", "reset-connector", *pauses))
     added = (*setup.ops, (rng.randint(0, last + 30), what))
     return replace(setup, ops=() if rng.random() < 0.3 else tuple(sorted(added)))
 

@@ -32,6 +32,13 @@ def pools_of(scheduler: Any) -> dict[str, Any]:
     return pools
 
 
+def tiers_of(scheduler: Any) -> list[Any]:
+    """Return vLLM's manager of the CPU's cache of each OffloadingConnector."""
+    children = getattr(scheduler.connector, "_connectors", [scheduler.connector])
+    halves: list[Any] = [getattr(child, "connector_scheduler", None) for child in children]
+    return [half.manager for half in halves if hasattr(half, "manager")]
+
+
 def _parse_once(get_config: Callable[..., Any]) -> Callable[..., Any]:
     """Return `get_config` with a cache: reading a config.json took a tenth of a case's time."""
     read: dict[str, bytes] = {}

@@ -45,8 +45,13 @@ GRAMMARS: dict[str, dict[str, Any]] = {
     "two-roots": {"grammar": 'root ::= "a"\nroot ::= "b"'},
     "no-rule": {"grammar": "root ::= missing"},
     "empty-or-any": {"regex": "^(|.*)$"},
+    "unchecked": {"grammar": 'root ::= "a"'},
 }
-"""Structured outputs by name. The last three are faulty or unusual."""
+"""Structured outputs by name. The last four are faulty or unusual.
+
+"unchecked" loses its rule after the API server's check, so that the engine fails to compile it.
+"""
+FAULTY = ("two-roots", "no-rule", "empty-or-any", "unchecked")
 
 _FIELDS = set(EngineCoreRequest.__struct_fields__)
 _ARRIVALS = count()
@@ -216,6 +221,8 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
             check(**{name: known[name] for name in inspect.signature(check).parameters})
         except Exception as error:  # whatever it raises is the answer of an HTTP request
             raise Refused(str(error), False) from error
+    if grammar == "unchecked":
+        params.structured_outputs.grammar = GRAMMARS["no-rule"]["grammar"]
     return params
 
 

@@ -145,6 +145,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self.places: dict[str, list[list[int]]] = {}
         # why the engine may compute while it sleeps
         self.asleep = ""
+        # the scheduler is to start nothing
+        self.paused = False
         self.seen: Counter[str] = Counter()
         self.cpu_us = 0.0
         self.half: WorkerHalf | None = None
@@ -335,8 +337,12 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self.seen["fetched"] += 1
         return True
 
-    def check_awake(self, output: Any) -> None:
-        """Note a violation if a step has tokens to compute while the engine sleeps."""
+    def check_step(self, output: Any) -> None:
+        """Note what no step should have.
+
+        These are tokens while the engine sleeps or is paused, a request beyond `max_len`, and
+        drafts of a request that is not in the step, for which the runner has no row.
+        """
         if self.is_sleeping and output.total_num_scheduled_tokens:
             self.notes.append(
                 (
@@ -344,6 +350,12 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                     "a step has tokens, and the KV cache no memory",
                 )
             )
+        for name in set(output.scheduled_spec_decode_tokens) - set(output.num_scheduled_tokens):
+            self.notes.append(("drafts-of-no-row", f"{name} has drafts, and no tokens in the step"))
+        if self.paused and output.total_num_scheduled_tokens:
+            self.notes.append(("computes-while-paused", f"{output.num_scheduled_tokens}"))
+        if (reached := _reached_by(output)) > self.case["max_len"]:
+            self.notes.append(("beyond-the-length", f"{reached} tokens of {self.case['max_len']}"))
 
     def count_transfers(self, half: WorkerHalf) -> None:
         """Count the transfers of a step, and note those that list a block twice."""
@@ -359,7 +371,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         Return None, or the empty output of a step that schedules no request. non_block: return it
         as an `Answer`.
         """
-        self.check_awake(output)
+        self.check_step(output)
         half = self.half
         if half is not None:
             half.before(output)
@@ -385,17 +397,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
             return Answer(empty) if non_block else empty
         # The scheduler changes its own lists while a worker still computes.
         widths = {name: len(drafts) for name, drafts in output.scheduled_spec_decode_tokens.items()}
-        fits = True
-        if self.case["draft"]:
-            # With asynchronous scheduling the last step's drafts count here, although some may be
-            # rejected.
-            counted = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
-            old = output.scheduled_cached_reqs
-            counted += zip(old.req_ids, old.num_computed_tokens, strict=True)
-            longest = max(
-                computed + output.num_scheduled_tokens[name] for name, computed in counted
-            )
-            fits = longest + self.case["draft"] <= self.case["max_len"]
+        fits = _reached_by(output) + self.case["draft"] <= self.case["max_len"]
         self._pending = batch, widths, fits, copied
         return Answer(None) if non_block else None
 
@@ -704,6 +706,18 @@ def state_in(block: Any) -> Any:
     Each slot holds the same number, unless a layer of another kind wrote to the block.
     """
     return block.flat[0] + np.bitwise_or.reduce(block ^ block.flat[0], axis=None)
+
+
+def _reached_by(output: Any) -> int:
+    """Return the highest number of tokens that a request of a step has after it.
+
+    With asynchronous scheduling the last step's drafts count, although some may be rejected.
+    """
+    counted = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+    old = output.scheduled_cached_reqs
+    counted += zip(old.req_ids, old.num_computed_tokens, strict=True)
+    lengths = output.num_scheduled_tokens
+    return max((computed + lengths[name] for name, computed in counted), default=0)
 
 
 def _output(sampled: dict[str, list[int]], copied: Any) -> ModelRunnerOutput:

@@ -107,3 +107,12 @@ def at_rest(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken
     )
     if left:
         yield "request-leak", f"the books of finished requests are kept: {', '.join(left[:4])}"
+
+
+def tier_books(manager: Any) -> Iterator[Broken]:
+    """Yield a violation if the CPU's cache of OffloadingConnector has lost room."""
+    unit = "chunks" if hasattr(manager, "_num_chunks") else "blocks"  # before 0.28.0
+    kept = getattr(manager._policy, unit)
+    size, free = getattr(manager, f"_num_{unit}"), getattr(manager, f"_get_num_free_{unit}")()
+    if size - free != len(kept):
+        yield "tier-lost", f"{size - free} of {size} {unit} are taken, {len(kept)} are in the cache"

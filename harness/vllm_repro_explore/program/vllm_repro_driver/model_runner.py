@@ -158,7 +158,7 @@ class RunnerExecutor(FakeExecutor):
 
         non_block: return it as an `Answer`.
         """
-        self.check_awake(output)
+        self.check_step(output)
         for new in output.scheduled_new_reqs:
             self._read[new.req_id] = list(
                 getattr(new, "prefill_token_ids", None) or new.prompt_token_ids

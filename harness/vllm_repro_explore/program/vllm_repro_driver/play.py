@@ -17,10 +17,10 @@ from typing import Any
 from vllm.v1.core.sched import interface
 from vllm.v1.engine import EngineCoreRequestType
 
-from .config import NoBoot, pools_of
-from .engine_core import Matcher, Refused, boot, event_block_of, request_of, sampling
+from .config import NoBoot, pools_of, tiers_of
+from .engine_core import FAULTY, Matcher, Refused, boot, event_block_of, request_of, sampling
 from .executor import ModelRunnerError, Traits, key_of
-from .invariants import Broken, at_rest, books
+from .invariants import Broken, at_rest, books, tier_books
 from .reference import EOS, IMAGES, PLACEHOLDER, STOPS, TEXT, image, pick, states
 
 _HAS_PAUSES = hasattr(interface, "PauseState")
@@ -235,9 +235,10 @@ class _Player:
                     self._engine.aborts_queue.put_nowait([name])
                     self._step()
                 self._engine.abort_requests([name])
-            case "reset" | "reset-running":
+            case "reset" | "reset-running" | "reset-connector":
                 self.seen["resets"] += 1
-                self._call("reset_prefix_cache", *([True] if what == "reset-running" else []))
+                running, connector = what != "reset", what == "reset-connector"
+                self._call("reset_prefix_cache", *[True] * (running + connector))
             case "resume":
                 if self.executor.is_sleeping:
                     self.executor.asleep = "resumed while it sleeps"
@@ -349,6 +350,7 @@ class _Player:
     def _step(self) -> None:
         """Let the engine take a step, then check its outputs and its block accounting."""
         self.steps += 1
+        self.executor.paused = _paused(self._scheduler)
         began = time.thread_time_ns()
         outputs, executed = self._engine.step_fn()
         self._engine.post_step(executed)
@@ -377,6 +379,14 @@ class _Player:
         """Process each request's output in an EngineCoreOutputs."""
         for output in group.outputs:
             self._take_output(output)
+        if stats := group.scheduler_stats:
+            skipped = getattr(stats, "num_skipped_waiting_reqs", 0)
+            shown = stats.num_running_reqs, stats.num_waiting_reqs + skipped
+            running = len(self._scheduler.running)
+            left = self._scheduler.requests.values()
+            waiting = sum(not request.is_finished() for request in left) - running
+            if shown != (running, waiting):
+                self._note([("wrong-counts", f"{shown} run and wait, not {running, waiting}")])
 
     def _take_output(self, output: Any) -> None:
         """Add an output's tokens to its request's answer, and judge an answer that ends."""
@@ -439,7 +449,7 @@ class _Player:
             # Blocks that came from a store in a step may be shared by then, and fail with it.
             may_fail = ask["fails"] or self._case["connector"].endswith("StoreConnector")
             lost = may_fail and self._case["load_failures"] == "fail"
-            if not lost and ask["grammar"] not in ("two-roots", "no-rule", "empty-or-any"):
+            if not lost and ask["grammar"] not in FAULTY:
                 yield (
                     self._named("unexpected-error", name),
                     f"{name} ends with an error, grammar {ask['grammar'] or 'none'}",
@@ -524,6 +534,8 @@ class _Player:
         else:
             return
         self._note(at_rest(pools_of(self._scheduler), self._managers))
+        for tier in tiers_of(self._scheduler):
+            self._note(tier_books(tier))
         if self._scheduler.requests:
             self._note(
                 [
@@ -558,6 +570,11 @@ def _events(wave: list[Mapping[str, Any]]) -> Iterator[tuple[int, int, str, Any]
             yield ask["after"] + later, 1, "feed", ask
         if ask["abort"] >= 0:
             yield ask["after"] + ask["abort"], 2, "abort", ask
+
+
+def _paused(scheduler: Any) -> bool:
+    """Return True if nothing may be scheduled until the engine is resumed."""
+    return getattr(getattr(scheduler, "_pause_state", None), "name", "") == "PAUSED_ALL"
 
 
 def _postpone(events: list[tuple[int, int, str, Any]], ask: Mapping[str, Any]) -> None:
