@@ -68,6 +68,7 @@ MIXES: dict[str, dict[str, float]] = {
     "reset-multi": {**_CHAT, "reset-connector": 1, "waves": 0.7, _MULTI: 1},
     "pause": {**_COMMON, "pause": 1, "eos": 0.3, "draft": 0.2, "stream": 0.2},
     "pause-off": {**_COMMON, "pause": 1, _OFFLOADING: 1},
+    "pause-grammar": {**_COMMON, "asynchronous": 1, "pause": 1, "grammar": 1, "draft": 1},
     "sleep": {
         **_COMMON,
         "pause": 1,
