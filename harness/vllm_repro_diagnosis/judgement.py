@@ -163,7 +163,7 @@ class _Case:
         asked = self.life.first.get(SignKind.STOP_ASKED)
         if worker and asked and asked.time and worker.time[:_MINUTE] == asked.time[:_MINUTE]:
             stopping = _first(stopping, worker.line)
-        return stopping if _before(stopping, self.first_end) else None
+        return stopping if _before(stopping, self._first_gone) else None
 
     @property
     def interrupted(self) -> float | None:
@@ -186,7 +186,12 @@ class _Case:
         of_core = (each for each in exits if "EngineCore" in f"{each.process}{each.headline}")
         handled = (each.first_line for each in of_core)
         stopping = _first(self.line(SignKind.ENGINE_STOP_ASKED), *handled)
-        return _before(stopping, self.first_end)
+        return _before(stopping, self._first_gone)
+
+    @property
+    def _first_gone(self) -> float | None:
+        """Return the number of the first line that reports the end of any process."""
+        return _first(self.first_end, self.line(SignKind.PROCESS_DIED))
 
     @property
     def ordered(self) -> bool:
@@ -646,6 +651,11 @@ def _death_at_start(case: _Case) -> Diagnosis | None:
         last = Root(raised=raised.links[0] if raised.explicit else raised)
         if "failed to be inspected" in last.message:
             last = _inspected(case, raised) or last
+        elif "DP Coordinator process failed" in last.message:
+            own = (
+                each for each in case.raised if "Coordinator" in f"{each.process}{each.headline}"
+            )
+            last = Root(raised=next(own, last.raised))
         how = "The server ended while it booted"
         if case.life.first_engine_line is None:
             how = "The server refused to start"
@@ -744,6 +754,7 @@ def _of_script(raised: Raised) -> bool:
     )
 
 
+_IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
 _ALONE = "An exception without its log does not show whether an engine died"
 _OTHER_FAILED = "A script, a client or a build failed, which does not show whether an engine died"
 
@@ -811,6 +822,8 @@ def _pasted(case: _Case) -> Diagnosis | None:
     functions = frozenset(root.raised.functions)
     if starting(functions) and not _is_exit(root.raised):
         return _by_exception(True, "The server ended while it booted", root, Phase.BOOT)
+    if _of_server(root.raised) and bare_name(root.raised.exception) in _IMPORT_ERRORS:
+        return _by_exception(True, "vLLM failed as it was imported", root, Phase.BOOT)
     why = _ALONE
     if "run_asgi" in functions:
         why = "An exception failed one request, which does not show whether the engine died"
@@ -1102,17 +1115,21 @@ nothing failed before it.
 
 
 _FAILURE = re.compile(r"(?i)\[type=|error|not found|fail|cannot|no such|denied|unable|missing")
+_COMPILER = re.compile(r"^nvcc fatal|\berror: |: not found$|^Killed$|No space left")
 _ANNOUNCES = re.compile(r":$|^\d+ validation errors? for ")
 
 
 def telling_line(message: str) -> str:
     """Return the first line of a message.
 
-    If it only announces the next ones, return the first of them that names a failure.
+    If it only announces the next ones, return the first of them that names a failure; of a failed
+    build the compiler's.
     """
     first, *lines = message.strip().split("\n")
     if lines and _ANNOUNCES.search(first):
-        return next(filter(_FAILURE.search, lines), lines[0]).strip()
+        telling = _COMPILER if "\nFAILED: " in message else _FAILURE
+        told = next(filter(telling.search, lines), None)
+        return (told or next(filter(_FAILURE.search, lines), lines[0])).strip()
     return first
 
 

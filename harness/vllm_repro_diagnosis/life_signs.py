@@ -129,7 +129,7 @@ _FATAL = (
     "Engine iteration timed out.",
 )
 _WORKER = r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly"
-_DIED = r"(?:RuntimeError: |Exception occurred while running API servers: )?Process "
+_TOLD = r"(?:RuntimeError: |Exception occurred while running API servers: )?"
 # a signal that asks to stop is no death
 _WITH_CODE = r"(?:\(PID: \d+\) )?died(?! with exit code -(?:2|15)\b)"
 _WORDINGS: tuple[tuple[str, SignKind], ...] = (
@@ -138,9 +138,9 @@ _WORDINGS: tuple[tuple[str, SignKind], ...] = (
     (_WORKER, SignKind.WORKER_DIED),
     # to 0.10, which ends the other workers with -15
     (r"Worker \S+ pid \d+ died, exit code: (?!-15\b)", SignKind.WORKER_DIED),
-    (r"Engine core proc(?:ess)? \S+ died unexpectedly", SignKind.ENGINE_GONE),
-    (rf"{_DIED}(?:DP)?EngineCore\S* {_WITH_CODE}", SignKind.ENGINE_GONE),
-    (rf"{_DIED}\S+ {_WITH_CODE}", SignKind.PROCESS_DIED),
+    (rf"{_TOLD}Engine core proc(?:ess)? \S+ died unexpectedly", SignKind.ENGINE_GONE),
+    (rf"{_TOLD}Process (?:DP)?EngineCore\S* {_WITH_CODE}", SignKind.ENGINE_GONE),
+    (rf"{_TOLD}Process \S+ {_WITH_CODE}", SignKind.PROCESS_DIED),
     ("Received KeyboardInterrupt, shutting down API servers", SignKind.INTERRUPTED),
     (r"Error in .{0,80}stream\w* generator", SignKind.STREAM_FAILED),
     # Intel's driver, then Ray, UCX and Open MPI

@@ -22,17 +22,18 @@ _MANY = 32
 _STAMP = re.compile(
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d[ .,]"
 )
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\):|  File \"[^\"\n]+\", line \d+, in ")
+_OWN = r"(?:\([A-Za-z][\w.:-]{0,60}(?: [\w= ]{1,20})? pid=\d{1,10}(?:, ip=[^)\s]{1,60})?\) ?)"
+"""The prefix that vLLM gives a process."""
+_TRACEBACK = re.compile(
+    rf"{_OWN}*(?:Traceback \(most recent call last\):|  File \"[^\"\n]+\", line \d+, in )"
+)
 """The beginning of a line of a traceback, which has the prefix too if the log has nothing else."""
 _UVICORN = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL): {4,8}\S")
 _NO_PREFIX = re.compile(
     r".*(?:pid=\d|\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b|\[rank\d|\{|[:.] $)"
 )
 """A prefix of vLLM or of a logger, JSON, or a sentence before a traceback."""
-_STAMPED = re.compile(
-    r"(?:\([A-Za-z][\w.:-]{0,60}(?: [\w= ]{1,20})? pid=\d{1,10}(?:, ip=[^)\s]{1,60})?\) ?)*"
-    + _STAMP.pattern
-)
+_STAMPED = re.compile(_OWN + "*" + _STAMP.pattern)
 """The beginning of a line of vLLM's logger."""
 _VARIES = re.compile(r"([0-9a-f]{12,}|\d+)|(\s+)")
 
@@ -68,7 +69,7 @@ class Prefixes:
             return
         if stamp is None or (prefix := raw[at : stamp.start()]).isspace() or not prefix:
             return
-        if stamp.re is not _STAMPED and _NO_PREFIX.match(prefix):
+        if stamp.re is not _STAMPED and stamp[0][0] != "(" and _NO_PREFIX.match(prefix):
             return
         self._prefixed += 1
         pattern = _pattern(prefix)
