@@ -110,9 +110,15 @@ def at_rest(pools: dict[str, Any], managers: tuple[Any, ...]) -> Iterator[Broken
 
 
 def tier_books(manager: Any) -> Iterator[Broken]:
-    """Yield a violation if the CPU's cache of OffloadingConnector has lost room."""
-    unit = "chunks" if hasattr(manager, "_num_chunks") else "blocks"  # before 0.28.0
-    kept = getattr(manager._policy, unit)
-    size, free = getattr(manager, f"_num_{unit}"), getattr(manager, f"_get_num_free_{unit}")()
-    if size - free != len(kept):
-        yield "tier-lost", f"{size - free} of {size} {unit} are taken, {len(kept)} are in the cache"
+    """Yield a violation if the CPU's cache of OffloadingConnector has lost room.
+
+    Yield nothing for a manager without these fields, such as one of another policy.
+    """
+    unit = "chunks" if hasattr(manager, "_num_chunks") else "blocks"  # in older releases
+    kept = getattr(getattr(manager, "_policy", None), unit, None)
+    size, free = (getattr(manager, f"_{name}_{unit}", None) for name in ("num", "get_num_free"))
+    if kept is not None and size is not None and free and size - free() != len(kept):
+        yield (
+            "tier-lost",
+            f"{size - free()} of {size} {unit} are taken, {len(kept)} are in the cache",
+        )

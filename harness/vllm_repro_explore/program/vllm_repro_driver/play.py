@@ -237,8 +237,9 @@ class _Player:
                 self._engine.abort_requests([name])
             case "reset" | "reset-running" | "reset-connector":
                 self.seen["resets"] += 1
-                running, connector = what != "reset", what == "reset-connector"
-                self._call("reset_prefix_cache", *[True] * (running + connector))
+                # of running requests, and of the connector's cache
+                flags = {"reset-running": [True], "reset-connector": [True, True]}
+                self._call("reset_prefix_cache", *flags.get(what, []))
             case "resume":
                 if self.executor.is_sleeping:
                     self.executor.asleep = "resumed while it sleeps"
