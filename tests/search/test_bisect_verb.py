@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import psutil
@@ -376,11 +377,10 @@ def test_a_cached_release_is_booted_before_one_to_install(
     assert (releases_of(asked)[2], record["answer"]) == ("0.23.0", "0.23.0")
 
 
-@pytest.fixture
-def history(tmp_path: Path) -> tuple[Path, list[str]]:
+@pytest.fixture(scope="session")
+def made_history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """Return a checkout and its commits: v0.23.0 is on a branch from the first one."""
-    folder = tmp_path / "my vllm"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("history")
     git(folder, "init", "-q", "-b", "main")
     hashes = [commit(folder, __init__="", a="0\n")]
     git(folder, "checkout", "-q", "-b", "release")
@@ -390,6 +390,12 @@ def history(tmp_path: Path) -> tuple[Path, list[str]]:
     hashes += [commit(folder, a=f"{number}\n") for number in range(1, 12)]
     git(folder, "commit", "-q", "--allow-empty", "-m", "docs")
     return folder, hashes
+
+
+@pytest.fixture
+def history(tmp_path: Path, made_history: tuple[Path, list[str]]) -> tuple[Path, list[str]]:
+    made, hashes = made_history
+    return Path(copytree(made, tmp_path / "my vllm")), hashes
 
 
 def test_the_commit_that_fixed_it_is_found_and_resumed(

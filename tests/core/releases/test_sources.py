@@ -42,11 +42,10 @@ def commit(folder: Path, **files: str) -> str:
     return git(folder, "rev-parse", "HEAD")
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def made_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a checkout with the tags v0.28.0 and v0.29.0 beside main, and a commit near each."""
-    folder = tmp_path / "vllm checkout"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("checkout")
     git(folder, "init", "-q", "-b", "main")
     for number, text in ((28, "1\n"), (29, "29\n")):
         commit(folder, __init__="ANSWER = 1\n", a="1\n", b=text, c=text)
@@ -56,6 +55,11 @@ def checkout(tmp_path: Path) -> Path:
         git(folder, "tag", f"v0.{number}.0")
         git(folder, "checkout", "-q", "main")
     return folder
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, made_checkout: Path) -> Path:
+    return Path(shutil.copytree(made_checkout, tmp_path / "vllm checkout"))
 
 
 def output_of(release: Release) -> list[str]:

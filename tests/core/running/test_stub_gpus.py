@@ -63,6 +63,7 @@ def scenarios_with(workers: int, tmp_path: Path) -> subprocess.Popen[str]:
     """Start `pytest scenarios -n WORKERS` on the stub vllm."""
     (tmp_path / "conftest.py").write_text(WITH_SHORT_WAITS, encoding="utf-8")
     words = "scenarios -k near-miss --scenario-server process --scenario-weights real"
+    words += " --scenario-no-throughput"
     options = f"-n {workers} -p no:cacheprovider -rA"
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", *words.split(), *options.split()],
@@ -124,7 +125,7 @@ def test_a_card_that_is_not_free_between_boots_is_infra(
     monkeypatch.setattr("vllm_repro.host.gpu_lease._DRAIN_S", 4.0)
     suite("leaks", seconds=0)
     stub_gpus.say(cards=[{"memory.used": [4, 4, 50000, 4, 60000]}])
-    words = "--server process --weights real --arm near-miss --trials 3"
+    words = "--server process --weights real --arm near-miss --trials 3 --no-throughput"
     done = harness("run", str(tmp_path / "scenarios" / "leaks.py"), *words.split())
     assert done.status == 2, done.out + done.err
     assert done.outcomes == {"near-miss": [*["untriggered"] * 2, *["infra"] * 2]}
