@@ -57,7 +57,7 @@ def main() -> int:
         if handler in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _leave)
 
-    def restore() -> None:
+    def restore_handlers() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -66,7 +66,7 @@ def main() -> int:
     from vllm_repro import cli  # with the handlers set
 
     try:
-        return cli.main(parsed=restore)
+        return cli.main(parsed=restore_handlers)
     except KeyboardInterrupt:
         return INTERRUPTED
     finally:

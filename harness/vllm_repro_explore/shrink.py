@@ -43,7 +43,7 @@ _PLAIN: tuple[tuple[str, Any], ...] = (
 )
 """Values that a live server in the lab has, and those of a case without a feature."""
 
-_PLAIN_ASK: tuple[tuple[str, Any], ...] = (
+_PLAIN_REQUEST: tuple[tuple[str, Any], ...] = (
     ("abort", -1),
     ("after", 0),
     ("shared", 0),
@@ -139,10 +139,10 @@ class Shrunk:
         for operation in self.case.setup.ops:
             rest = tuple(kept for kept in self.case.setup.ops if kept != operation)
             self._take(self._with_setup("ops", rest))
-        for name, plain in _PLAIN_ASK:
-            self._each_ask(name, plain)
+        for name, plain in _PLAIN_REQUEST:
+            self._set_in_requests(name, plain)
 
-    def _each_ask(self, name: str, value: Any) -> None:
+    def _set_in_requests(self, name: str, value: Any) -> None:
         """Set a field of all requests; if the case no longer fails, try one request at a time."""
         if self._take(self._map(lambda ask: replace(ask, **{name: value}))):
             return

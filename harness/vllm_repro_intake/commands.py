@@ -134,12 +134,13 @@ class ReportedCommand:
     """One vLLM server command that was found in a text, and where it stands."""
 
     command: ServeCommand
+    # its text on one line, cut after 120 characters, to show to a person
     words: str
-    # its form if it is not a line of a shell
+    # its form if it is not a plain line of a shell with a server, such as "the file of --config"
     how: str = ""
     # the heading and the line above it
     above: str = ""
-    # arguments that are no literals
+    # arguments that are no literals, or $variables of a shell line without a known value
     unread: tuple[str, ...] = ()
     # how often the text has it
     times: int = 1

@@ -234,7 +234,7 @@ def parse_number(name: str, value: str | None, line: int = 1) -> int:
 
 
 def flag_mistakes(flags: Iterable[Flag]) -> list[str]:
-    """Return one sentence for each flag that is misspelt, has no value, or is of an old recipe.
+    """Return one sentence for each flag that is misspelt, lacks a value, or is in no release.
 
     A name unlike any known flag passes: the table does not have every flag of every release.
     """
@@ -243,7 +243,7 @@ def flag_mistakes(flags: Iterable[Flag]) -> list[str]:
 
 
 def _mistake(flag: Flag) -> str:
-    """Return why a flag is wrong (old recipe, no value, typo); empty if it is not."""
+    """Return why a flag is wrong (in no release, no value, typo); empty if it is not."""
     base = positive(flag.name.partition(".")[0])
     replacement = flag_table.NEVER_DEFINED.get(base)
     if replacement is not None:

@@ -146,9 +146,9 @@ def memory_gb() -> float:
 
 
 def gpu_use(cards: Sequence[str]) -> GpuUse | None:
-    """Return the worst current use among these GPUs; None if `nvidia-smi` shows none of them.
+    """Return the worst memory, heat, power and clock now, each over all of these GPUs.
 
-    cards: their indices. Raises `InfraError` if `nvidia-smi` fails.
+    cards: their indices. None if `nvidia-smi` shows none of them. Raises `InfraError` if it fails.
     """
     fields = ("memory.used", "temperature.gpu", "power.draw", "clocks.sm")
     return worst_use(

@@ -477,9 +477,9 @@ class WorkloadRunner:
         self.record_answer(sent.name, answer, answer.token_times)
 
     def _note_output(self, name: str, answer: Answer, repeated: Greedy | None) -> None:
-        """Keep an answer for the output check, if that compares it with others.
+        """Keep the answer to request `name` if the output check or a repetition compares it.
 
-        repeated: its request, if its prompt is also sent alone; keep that in `greedy`.
+        repeated: the request, if it is sent again alone after the workload; added to `greedy`.
         """
         checks = self.trial.scenario.output
         if repeated is not None:

@@ -55,7 +55,7 @@ class MinimizationPlan:
 
     @property
     def state(self) -> SearchState:
-        """Return whether the search is open, has an answer, or the whole does not crash."""
+        """Return whether the search is open, has an answer, or the whole lives or is refused."""
         if self.next() is not None:
             return SearchState.OPEN
         if self.kept is None:

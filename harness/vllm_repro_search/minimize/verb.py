@@ -247,9 +247,9 @@ class Reducible:
                 yield Together(requests) if len(left) > 1 else left[0]
 
     def unsent(self, kept: Sequence[int], sent: int) -> tuple[int, ...]:
-        """Return the pieces of `kept` from the first unsent request on; empty if all were sent.
+        """Return the workload's units in `kept` from the first unsent request on.
 
-        sent: number of requests that were sent.
+        Empty if all were sent. sent: number of requests that were sent.
         """
         left = [unit for unit in kept if unit < len(self.pieces)]
         requests = [

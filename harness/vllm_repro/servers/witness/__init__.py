@@ -33,7 +33,7 @@ class Patched:
 def witness_env(files: Iterable[str], *path: str) -> dict[str, str]:
     """Return the environment variables that make a server log its patched `files`.
 
-    path: the folders of PYTHONPATH, with the plugin's.
+    path: all entries for PYTHONPATH, in order; the plugin's folder must be one of them.
     """
     return {"PYTHONPATH": ":".join(filter(None, path)), "REPRO_PATCHED": ":".join(sorted(files))}
 

@@ -126,7 +126,7 @@ class States:
                 self.lost.setdefault(name, "left out of a step")
 
     def slot(self, name: str) -> int:
-        """Return the index in the block table of the state after the first token of a step."""
+        """Return the block-table index of request `name`'s state after a step's first token."""
         return self._at.get(name, 0)
 
     def right(self, name: str) -> int:
