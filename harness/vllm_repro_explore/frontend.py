@@ -243,12 +243,13 @@ def known_names(text: str) -> list[str]:
 _WORDS = {
     "finish": "finish reason",
     "stop": "stop reason",
-    "left": "state in the output processor",
+    "answers": "text or tokens in one of the answers",
 }
 """Words for fields that are no words."""
 
 
 _REPORTED = {
+    "output processor left": "vllm-project/vllm#51629",
     "reasoning deepseek_r1": "vllm-project/vllm#55195",
     "reasoning granite": "vllm-project/vllm#50303",
     "tool deepseek_v3": "vllm-project/vllm#48020",
@@ -257,12 +258,13 @@ _REPORTED = {
     "tool phi4_mini_json": "vllm-project/vllm#18257",
     "tool xlam": "vllm-project/vllm#51697",
 }
-"""Reports of streamed failures of a parser, read in November 2026."""
+"""Reports of failures, by name or by name and what is wrong, read in November 2026."""
 
 
 def next_step(finding: Mapping[str, Any]) -> str:
     """Return what to do with a finding: the report to compare it with, or to write one."""
-    if issue := _REPORTED.get(finding["name"]):
+    name = finding["name"]
+    if issue := _REPORTED.get(name) or _REPORTED.get(f"{name} {finding['wrong']}"):
         return f"compare it with {issue}, and run the script there"
     return "search vLLM's issues for the parser, then report it with the script"
 
@@ -274,6 +276,8 @@ def summary_of(finding: Mapping[str, Any]) -> str:
         return f"{finding['name']}, {split}: {wrong}"
     usual = "one token a step, sent at the end" if "request" in finding else "without streaming"
     what = f"other {_WORDS.get(wrong, wrong)} than {usual}"
+    if wrong == "left":
+        what = "its state of a request that has ended is left"
     return f"{finding['name']}, {split}: {what}"
 
 

@@ -56,6 +56,9 @@ OUTPUT: dict[str, Any] = {
         "output_kind": "DELTA",
         "stream_interval": 1,
         "slow": True,
+        "n": 1,
+        "aborted_by": "",
+        "aborts_at": 0,
     },
     "whole": {"tokens": [258]},
     "streamed": {"tokens": [258, 262]},
@@ -77,12 +80,18 @@ def test_tokens_are_the_text_and_simpler_answers_are_less(tool: str | None) -> N
             assert len(simpler.text) <= len(answer.text) + len("Hi")
 
 
-@pytest.mark.parametrize("finding", [PARSER, OUTPUT], ids=["parser", "output"])
-def test_a_script_of_a_finding_is_short(finding: dict[str, Any]) -> None:
+SEVERAL_ANSWERS = OUTPUT["request"] | {"params": {}, "n": 2, "aborted_by": "client"}
+LEFT = OUTPUT | {"wrong": "left", "request": SEVERAL_ANSWERS}
+
+
+@pytest.mark.parametrize(
+    ("name", "finding"), [("tool-xlam", PARSER), ("output-processor", OUTPUT), ("left", LEFT)]
+)
+def test_a_script_of_a_finding_is_short(name: str, finding: dict[str, Any]) -> None:
     text = script(finding, "0.33.0")
     ast.parse(text)
     assert len(text.splitlines()) <= 30
-    assert_golden(f"frontend-{finding['name'].replace(' ', '-')}.txt", text, "explore")
+    assert_golden(f"frontend-{name}.txt", text, "explore")
 
 
 def test_a_pair_does_not_repeat_what_its_parser_has_alone() -> None:

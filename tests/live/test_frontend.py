@@ -42,15 +42,16 @@ def test_reported_failures_of_parsers_are_found_again(harness: Harness, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("release", "status", "wrong"), [("0.29.0", 1, ["tokens"]), ("0.33.0", 0, [])]
+    ("release", "wrong"), [("0.28.0", {"tokens", "logprobs", "left"}), ("0.33.0", {"left"})]
 )
-def test_tokens_after_a_stop_string_were_kept_until_0_29(
-    harness: Harness, tmp_path: Path, release: str, status: int, wrong: list[str]
+def test_failures_of_the_output_processor_are_found_again(
+    harness: Harness, tmp_path: Path, release: str, wrong: set[str]
 ) -> None:
+    """Tokens after a stop string, logprobs twice at an abort; vllm-project/vllm#51629 is open."""
     words = ("--frontend", "output", "--seeds", "400", "--vllm", release, "--out", str(tmp_path))
     done = harness("explore", *words, "--json")
-    assert done.status == status
-    assert [hit["wrong"] for hit in json.loads(done.out)["findings"]] == wrong
+    assert done.status == 1
+    assert {hit["wrong"] for hit in json.loads(done.out)["findings"]} == wrong
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.outputs import LogprobsLists
 
 from .limit import HungError, failure_of, limited
@@ -35,7 +37,7 @@ _WORDS = (
 )
 _STOPS = ("END", "\n\n", "Stop", "op", "D o", "🙂", "a", "</s>", "é")
 _TOKENIZER = make(_WORDS)
-_STEPS = "other steps or form of output"
+_STEPS = "other steps, form or number of outputs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,12 @@ class Request:
     stream_interval: int
     # True if the client takes outputs at the end alone, so that they are merged
     slow: bool
+    # number of answers, each with these tokens
+    n: int
+    # id by which it is aborted: client, engine, or none
+    aborted_by: str
+    # tokens after which it is aborted
+    aborts_at: int
 
 
 def draw(rng: Random) -> Request:
@@ -81,6 +89,10 @@ def draw(rng: Random) -> Request:
         output_kind=rng.choice(list(RequestOutputKind)),
         stream_interval=rng.choice([1, 1, 3]),
         slow=rng.random() < 0.5,
+        n=rng.choice([1, 1, 1, 2, 3]),
+        aborted_by=rng.choice(["", "", "", "client", "engine"]),
+        # a step ends here, so that each number of tokens a step is aborted at the same token
+        aborts_at=sum(steps[: rng.randrange(len(steps))]),
     )
 
 
@@ -89,9 +101,35 @@ def play(request: Request) -> dict[str, Any]:
     processor = OutputProcessor(
         _TOKENIZER, log_stats=False, stream_interval=request.stream_interval
     )
-    params = SamplingParams(**request.params, output_kind=request.output_kind)
+    params = SamplingParams(**request.params, n=request.n, output_kind=request.output_kind)
     queue = RequestOutputCollector(request.output_kind, "client")
-    engine_request = EngineCoreRequest(
+    _add(processor, params, queue)
+    received: list[dict[str, Any]] = [
+        {"text": "", "tokens": [], "logprobs": []} for _ in range(request.n)
+    ]
+    at = 0
+    for number, size in enumerate(request.steps, 1):
+        if request.aborted_by and at == request.aborts_at:
+            processor.abort_requests([request.aborted_by], internal=request.aborted_by == "engine")
+        else:
+            last = number == len(request.steps)
+            names = list(processor.request_states)
+            processor.process_outputs([_step(request, name, at, size, last) for name in names])
+        at += size
+        ends = not processor.request_states
+        if ends or not request.slow:
+            _receive(received, queue.get_nowait(), request.output_kind)
+        if ends:
+            break
+    kept = (processor.request_states, processor.external_req_ids, processor.parent_requests)
+    alike = all(answer == received[0] for answer in received)
+    others = {} if alike else {"answers": received}
+    return received[0] | {"left": sum(map(len, kept))} | others
+
+
+def _add(processor: OutputProcessor, params: SamplingParams, queue: RequestOutputCollector) -> None:
+    """Add a request to the processor as `AsyncLLM` does: `n` answers are requests of their own."""
+    request = EngineCoreRequest(
         request_id="engine",
         external_req_id="client",
         prompt_token_ids=_TOKENIZER.encode("a"),
@@ -103,25 +141,23 @@ def play(request: Request) -> dict[str, Any]:
         cache_salt=None,
         data_parallel_rank=None,
     )
-    processor.add_request(engine_request, "a", None, 0, queue)
-    received: dict[str, Any] = {"text": "", "tokens": [], "logprobs": []}
-    at = 0
-    for number, size in enumerate(request.steps, 1):
-        processor.process_outputs([_step(request, at, size, number == len(request.steps))])
-        at += size
-        ends = not processor.request_states
-        if ends or not request.slow:
-            _receive(received, queue.get_nowait(), request.output_kind)
-        if ends:
-            break
-    received["left"] = len(processor.request_states) + len(processor.external_req_ids)
-    return received
+    if params.n == 1:
+        processor.add_request(request, "a", None, 0, queue)
+        return
+    parent = ParentRequest(request)
+    for index in range(params.n):
+        child = copy(request)
+        child.request_id, child.sampling_params = parent.get_child_info(index)
+        processor.add_request(child, "a", parent, index, queue)
 
 
-def _step(request: Request, at: int, size: int, last: bool) -> EngineCoreOutput:
-    """Return the output of a step of the engine: `size` tokens from `at` on."""
+def _step(request: Request, name: str, at: int, size: int, last: bool) -> EngineCoreOutput:
+    """Return the output of a step of the engine: `size` tokens from `at` on.
+
+    name: the engine's id of the request, or of one of its answers.
+    """
     tokens = request.tokens[at : at + size]
-    output = EngineCoreOutput("engine", list(tokens))
+    output = EngineCoreOutput(name, list(tokens))
     if (logprobs := request.params["logprobs"]) is not None:
         width = logprobs + 1
         output.new_logprobs = LogprobsLists(
@@ -136,37 +172,37 @@ def _step(request: Request, at: int, size: int, last: bool) -> EngineCoreOutput:
     return output
 
 
-def _receive(received: dict[str, Any], output: Any, kind: RequestOutputKind) -> None:
-    """Add an output of the processor to what a client received."""
-    if output is None:
-        return
-    completion = output.outputs[0]
-    logprobs = [
-        sorted((token, round(float(value.logprob), 3)) for token, value in position.items())
-        for position in completion.logprobs or ()
-    ]
-    if kind is RequestOutputKind.DELTA:
-        received["text"] += completion.text
-        received["tokens"] += completion.token_ids
-        received["logprobs"] += logprobs
-    else:
-        received |= {
-            "text": completion.text,
-            "tokens": list(completion.token_ids),
-            "logprobs": logprobs,
-        }
-    if completion.finish_reason:
-        received |= {"finish": completion.finish_reason, "stop": completion.stop_reason}
+def _receive(received: list[dict[str, Any]], output: Any, kind: RequestOutputKind) -> None:
+    """Add an output of the processor to what a client received, by answer."""
+    for completion in output.outputs if output else ():
+        answer = received[completion.index]
+        answer["finished"] = output.finished
+        logprobs = [
+            sorted((token, round(float(value.logprob), 3)) for token, value in position.items())
+            for position in completion.logprobs or ()
+        ]
+        if kind is RequestOutputKind.DELTA:
+            answer["text"] += completion.text
+            answer["tokens"] += completion.token_ids
+            answer["logprobs"] += logprobs
+        else:
+            answer["text"] = completion.text
+            answer["tokens"] = list(completion.token_ids)
+            answer["logprobs"] = logprobs
+        if completion.finish_reason:
+            answer["finish"] = completion.finish_reason
+            answer["stop"] = completion.stop_reason
 
 
 def one_by_one(request: Request) -> Request:
-    """Return the request with a token a step and one output at its end."""
+    """Return the request with one answer, a token a step, and one output at its end."""
     return replace(
         request,
         steps=[1] * len(request.tokens),
         output_kind=RequestOutputKind.FINAL_ONLY,
         stream_interval=1,
         slow=False,
+        n=1,
     )
 
 
@@ -180,10 +216,10 @@ def received_of(request: Request) -> dict[str, Any]:
 
 
 def wrong(request: Request) -> str:
-    """Return what differs from a token a step, if anything."""
-    expected, received = received_of(one_by_one(request)), received_of(request)
+    """Return what differs from one answer with a token a step, or is left; empty if nothing."""
+    expected, received = received_of(one_by_one(request)) | {"left": 0}, received_of(request)
     failure: str = received.get("failure") or expected.get("failure") or ""
-    names = (name for name in expected if received.get(name) != expected[name])
+    names = (name for name in received if received[name] != expected.get(name))
     return failure or next(names, "")
 
 
@@ -191,7 +227,8 @@ class OutputSearch:
     """Search with requests to the output processor. Its attributes are those of `ParserSearch`."""
 
     modules = frozenset(
-        f"vllm.v1.engine.{name}" for name in ("detokenizer", "logprobs", "output_processor")
+        f"vllm.v1.engine.{name}"
+        for name in ("detokenizer", "logprobs", "output_processor", "parallel_sampling")
     )
 
     def __init__(self) -> None:
@@ -235,7 +272,13 @@ def _simpler(request: Request) -> Iterator[Request]:
     """Yield requests with less in them."""
     yield from (
         replace(request, **change)
-        for change in ({"slow": False}, {"stream_interval": 1}, {"ends": "length"})
+        for change in (
+            {"slow": False},
+            {"stream_interval": 1},
+            {"ends": "length"},
+            {"aborted_by": ""},
+            {"n": request.n - 1 or 1},
+        )
         if asdict(request) | change != asdict(request)
     )
     for name in ("logprobs", "min_tokens", "include_stop_str_in_output", "skip_special_tokens"):
@@ -251,5 +294,7 @@ def _simpler(request: Request) -> Iterator[Request]:
             steps = [*request.steps[:index], size - 1, *request.steps[index + 1 :]]
             tokens = [*request.tokens[:token], *request.tokens[token + 1 :]]
             if tokens:
-                yield replace(request, tokens=tokens, steps=[step for step in steps if step])
+                aborts_at = request.aborts_at - (token < request.aborts_at)
+                steps = [step for step in steps if step]
+                yield replace(request, tokens=tokens, steps=steps, aborts_at=aborts_at)
         at += size
