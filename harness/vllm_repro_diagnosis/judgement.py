@@ -39,7 +39,7 @@ from vllm_repro_diagnosis.life_signs import (
     SignKind,
 )
 from vllm_repro_diagnosis.log_text import line_in_file
-from vllm_repro_diagnosis.outside import Meaning, names_other_only
+from vllm_repro_diagnosis.outside import PROSE, Meaning, names_other_only, report_of
 from vllm_repro_diagnosis.root_cause import Root, find_root, unwrap
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
@@ -339,8 +339,11 @@ def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
     if root is not None:
         end, time = root.raised.first_line, root.raised.time or time
     causes = [(raised.first_line, raised.message) for raised in case.raised if raised.native]
+    kinds = (*_CAUSES, SignKind.NATIVE_CRASH, SignKind.EARLIER)
     signs = [
-        case.life.first[kind] for kind in (*_CAUSES, SignKind.NATIVE_CRASH) if kind in case.life
+        case.life.first[kind]
+        for kind in kinds
+        if kind in case.life and _may_explain(case, kind, root, time)
     ]
     # the exception that was thrown tells more
     causes += [(sign.line, sign.text) for sign in signs if not sign.text.startswith(THROWN)]
@@ -352,6 +355,32 @@ def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
     return replace(diagnosis, why=why, line=diagnosis.line or line_in_file(end) or None, time=time)
 
 
+def _may_explain(case: _Case, kind: AnySign, root: Root | None, time: str) -> bool:
+    """Return True if the first sign of a kind may explain a death by `root` at `time`.
+
+    A lack of memory explains no error in the program, and no death hours after it.
+    """
+    sign = case.life.first[kind]
+    if kind is SignKind.EARLIER:
+        told = root.message if root else ""
+        return ("_C" if "import" in sign.text else "CUDA") in told
+    if kind not in (SignKind.OOM_KILLED, SignKind.OOM_NAMED, Meaning.KILLED):
+        return True
+    if root is not None and bare_name(root.raised.exception) in _OF_PROGRAM:
+        return False
+    then, now = _CLOCK.search(sign.text), _CLOCK.search(time)
+    if sign.line > case.life.booted_at or then is None or now is None:
+        return True
+    # clocks differ by their zones, in quarters of an hour
+    apart = (60 * (int(now[1]) - int(then[1])) + int(now[2]) - int(then[2])) % 900
+    return min(apart, 900 - apart) < _AT_ONCE
+
+
+_OF_PROGRAM = ("AssertionError", "AttributeError", "IndexError", "KeyError", "TypeError")
+"""Exceptions of wrong code."""
+_CLOCK = re.compile(r"\b\d\d:(\d\d):(\d\d)\b")
+_AT_ONCE = 180
+"""Most seconds from a kill to the death that it explains."""
 _BREAK = "\n"
 _QUOTE = 200
 _CAUSES = (SignKind.OOM_KILLED, SignKind.OOM_NAMED, Meaning.TROUBLE, Meaning.KILLED)
@@ -829,6 +858,8 @@ def _pasted(case: _Case) -> Diagnosis | None:
         why = "An exception failed one request, which does not show whether the engine died"
     elif _of_script(root.raised) or (root.frames and not _in_vllm(root.raised)):
         why = _OTHER_FAILED
+    elif life.offline:
+        why = "An exception ended the program that uses vLLM, perhaps with a working engine"
     return _death_at_start(case) or _by_exception(None, why, root)
 
 
@@ -842,13 +873,30 @@ def _killed_or_ended(case: _Case) -> Diagnosis | None:
     killed, ended = first.get(Meaning.KILLED), first.get(Meaning.ENDED)
     if killed is None or case.ordered or not case.life.is_server:
         return None
-    # Slurm, the kubelet and others kill what does not end in time; of memory they say so.
-    of_memory = re.search("(?i)oom|memory", killed.text)
     # `kubectl describe` lists the status before the events.
     status = re.search(r"\bExit Code: ", killed.text)
-    if ended is not None and (ended.line < killed.line or status) and not of_memory:
+    if ended is not None and (ended.line < killed.line or status) and not _of_memory(killed):
         return _undecided(f"{_OUTSIDE[Meaning.ENDED]}: {ended.text}")
     return _died(f"It was killed, as another program reports: {killed.text}")
+
+
+def _of_memory(killed: Sign) -> bool:
+    """Return True if a report names a lack of memory.
+
+    Slurm, the kubelet and others kill what does not end in time; of memory they say so.
+    """
+    return re.search(r"(?i)oom(?!Killed\"?: ?false)|memory", killed.text) is not None
+
+
+def _killed_as_it_stopped(case: _Case) -> Diagnosis | None:
+    """Judge a server that did not end in time after a request to stop; None if it did."""
+    killed = case.life.first.get(Meaning.KILLED)
+    if killed is None or not case.ordered or (case.stop_asked or 0) > killed.line:
+        return None
+    if _of_memory(killed):
+        return None
+    why = "The server was asked to stop, did not end in time, and was killed"
+    return _lives(f"{why}: {killed.text}", Phase.SHUTDOWN)
 
 
 def _offline(case: _Case) -> Diagnosis | None:
@@ -876,6 +924,8 @@ def _by_single_sign(case: _Case) -> Diagnosis | None:
     None without such a sign.
     """
     life, terminated = case.life, case.we_terminated
+    if _boot_interrupted(case) and Meaning.ENDED not in life:
+        return _lives(_INTERRUPTED)
     unhealthy = case.line(SignKind.HEALTH_503)
     # Before an ordered shutdown, a single count without a token may have been a long step.
     fewest_stalls = 2 if case.ordered else 1
@@ -933,7 +983,14 @@ def _by_single_sign(case: _Case) -> Diagnosis | None:
     for holds, why, phase in signs:
         if holds:
             return _undecided(why, phase)
-    return _by_first_line(case, _OUTSIDE) if life.is_server and not case.ordered else None
+    if not life.is_server or case.ordered:
+        return None
+    running, meanings = life.first.get(Meaning.RUNNING), dict(_OUTSIDE)
+    if running is not None and "vllm" in running.text.lower():
+        del meanings[Meaning.UNSURE]
+    if life.offline:
+        meanings[Meaning.EXITED] = "The program that uses vLLM ended; this log does not show why"
+    return _by_first_line(case, meanings)
 
 
 _OUTSIDE: dict[AnySign, str] = {
@@ -1007,7 +1064,8 @@ def _open_end(case: _Case) -> Diagnosis:
     if SignKind.BOOT_FAILED in life and not life.ready:
         why = "The engine did not come up, and this log does not show what ended it"
         return _by_exception(None, why, case.root)
-    if (life.ready or life.booted) and not (late and cause and cause.raised.native):
+    lived = life.ready or life.booted or life.offline
+    if lived and not (late and cause and cause.raised.native):
         return _silence(case)
     if cause is not None:
         if not cause.raised.level and MAIN.intersection(cause.raised.functions):
@@ -1062,6 +1120,11 @@ def _silence(case: _Case) -> Diagnosis:
         )
     refused, running = map(life.first.get, (Meaning.UNREACHABLE, Meaning.RUNNING))
     after = running is not None and (last is None or last.number < running.line)
+    # a sentence above a log counts if the engine answers below the last error
+    failed = max((each.first_line for each in case.raised), default=0)
+    if running is not None and running.line < life.booted_at and life.lives_below(failed):
+        report = report_of(running.text)
+        after |= report is not None and report.reporter == PROSE
     if running is not None and after and life.ready and not _JUST_STARTED.search(running.text):
         return _lives(f"The engine works where its log ends, and it still runs: {running.text}")
     if dump is not None and life.survived_until < dump.line:
@@ -1069,8 +1132,7 @@ def _silence(case: _Case) -> Diagnosis:
             f"A step failed (line {line_in_file(dump.line)}), and its exception is not in this log."
         )
         return replace(_undecided(why), open_end=True, phase=Phase.REQUEST)
-    interrupts = (each for each in case.raised if each.exception == "KeyboardInterrupt")
-    if not life.ready and any(_of_server(each) and not each.level for each in interrupts):
+    if _boot_interrupted(case):
         return _lives(_INTERRUPTED)
     state = "The server was still booting, without a failure"
     if life.offline:
@@ -1084,6 +1146,12 @@ def _silence(case: _Case) -> Diagnosis:
     if refused is not None and life.ready and last and last.number < refused.line:
         why = f"{state} where this log ends{where}, and answers no more: {refused.text.rstrip('.')}"
     return replace(_undecided(f"{why}. {_LOOK}"), open_end=True)
+
+
+def _boot_interrupted(case: _Case) -> bool:
+    """Return True if Ctrl-C ended the server program before it was ready."""
+    interrupts = (each for each in case.raised if each.exception == "KeyboardInterrupt")
+    return not case.life.ready and any(_of_server(each) and not each.level for each in interrupts)
 
 
 _JUST_STARTED = re.compile(r"(?i)\b\d{1,2} ?s(?:ec(?:onds?)?)?\b|\b0:00:\d\d\b|less than a minute")
@@ -1105,7 +1173,7 @@ _RULES = (
         _multiprocessing,
         _pasted,
     ),
-    *(_killed_or_ended, _offline, _by_single_sign, _stopped),
+    *(_killed_or_ended, _killed_as_it_stopped, _offline, _by_single_sign, _stopped),
 )
 """Rules in the order in which they are tried.
 
@@ -1188,6 +1256,8 @@ def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
     if booting(functions) or in_boot or (not functions and SignKind.BOOT_FAILED in life):
         return Phase.BOOT
     if (life.ready and in_worker) or SignKind.DUMP in life:
+        return Phase.REQUEST
+    if life.offline and life.prompts_open:
         return Phase.REQUEST
     asked = life.open and diagnosis.died
     if not life.ready and not asked:

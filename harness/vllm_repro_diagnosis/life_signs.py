@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from vllm_repro_diagnosis.boot_facts import BootReader
@@ -39,6 +39,7 @@ class SignKind(StrEnum):
     STREAM_FAILED = "stream-failed"  # a stream broke, whose status 200 was logged at its start
     DUMP = "scheduler-dump"
     PEER_LOST = "peer-lost"  # torch's store of another rank does not answer
+    EARLIER = "earlier"  # an error that vLLM logs and goes on, and that may explain a later one
     PARENT_GONE = "parent-gone"  # a worker outlived the process that had started it
     PROCESS_DIED = "process-died"  # another process than EngineCore or a worker is gone
     INTERRUPTED = "interrupted"  # Ctrl-C on the server's terminal
@@ -105,6 +106,8 @@ _STARTS: tuple[tuple[str, SignKind], ...] = (
     (THROWN, SignKind.NATIVE_CRASH),
     ("Dumping scheduler output for model execution: ", SignKind.DUMP),
     ("Dumping input data for V", SignKind.DUMP),
+    ("Failed to import from vllm._C", SignKind.EARLIER),
+    ("CUDA Error: out of memory at ", SignKind.EARLIER),
     ("Parent process exited, terminating worker", SignKind.PARENT_GONE),
     ("[shutdown] API server: ", SignKind.STOP_ASKED),
     ("[shutdown] EngineCore: ", SignKind.ENGINE_STOP_ASKED),  # not logged by a dying EngineCore
@@ -210,6 +213,11 @@ _SURVIVED = 3
 _DOUBTFUL = 10_000
 """Most lines kept that the engine's answers may refute."""
 _TEXT = 300
+_NEAR = 10
+"""Most lines from a report of an end to another that has its reason."""
+_REASON = re.compile(
+    r"(?i)oom|memory|node.?fail|time limit|execution time|preempt|evict|reclaim|deadline"
+)
 
 
 class ServerLife:
@@ -446,7 +454,10 @@ class ServerLife:
             earlier = kind is SignKind.STOP_ASKED and "triggered" not in text.strip()[:_TEXT]
             number = 0 if earlier else line.number
             words = line.raw if kind in _OTHERS else text  # with the name of the container
-            self.first.setdefault(kind, Sign(number, words.strip()[:_TEXT], line.stamp))
+            first = self.first.setdefault(kind, Sign(number, words.strip()[:_TEXT], line.stamp))
+            near = kind in _OTHERS and number - first.line < _NEAR
+            if near and _REASON.search(words) and not _REASON.search(first.text):
+                self.first[kind] = replace(first, text=words.strip()[:_TEXT])
 
     def _note_interrupt(self, line: Line) -> None:
         """Note Ctrl-C, unless a prompt follows: it ended a command such as `kubectl logs -f`."""

@@ -516,11 +516,17 @@ def _traceback(record: dict[str, Any]) -> list[str]:
 # ── the parts of a line ─────────────────────────────────────────────────────
 
 
+_BAR = re.compile(r"(\d\w?/[\d.]+\w? \[\d+:\d\d[^\[\]]*\])(?=\w)")
+"""A progress bar that another program's words follow: a bar ends without a line's end."""
+
+
 def _carriage_pieces(physical: str) -> list[tuple[str, int, str]]:
     """Split a line at carriage returns into (container, where a collector's prefix ends, text)."""
     clean = _uncoloured(physical).replace("\xa0", " ").rstrip("\r")
     if clean.startswith(("│", "┃")):  # the frame of a terminal's window
         clean = clean.strip("│┃").rstrip()
+    if "/" in clean and "]" in clean:
+        clean = _BAR.sub(r"\1\r", clean)
     if "\r" not in clean:
         return [(*_collected(clean), clean)]
     return [(*_collected(piece), piece) for piece in clean.split("\r") if piece]

@@ -88,7 +88,9 @@ def next_steps(diagnosis: Diagnosis, name: str, message: str) -> list[str]:
         if len(words) > 1:  # one word is in too many issues
             steps.append(f"search {_SEARCH}{quote_plus(' '.join(['is:issue', *words]))}")
     steps.append(f"make a scenario: vllm-repro intake {name}")
-    if not diagnosis.exception or any(word in diagnosis.exception + message for word in _DRIVER):
+    peer = diagnosis.root is not None and diagnosis.root.of_lost_peer
+    told = (diagnosis.exception or "") + message
+    if peer or not told or any(word in told for word in _DRIVER):
         steps.append("read `dmesg -T` (OOM, Xid), `nvidia-smi -q` and the logs of the other ranks")
     return steps
 

@@ -65,7 +65,16 @@ _CONTRAST = (
     "|upgrad\\w+|downgrad\\w+|roll\\w* ?back|version|release|older?|v?\\d+\\.\\d+"
 )
 """Words of a sentence that states more than that a server runs on now, or does not state it."""
+_DOUBT = (
+    "but|yet|however|although|though|until|unless|if|whether|should|would|could|may|might|seems?"
+    "|expect\\w*|hangs?|stuck|unresponsive|timed? ?out|before|earlier|previously|once|ago|yesterday"
+    "|other (?:server|engine|pod|container)|another|second|client|every|all|no longer|aber nicht"
+)
+"""Words of a sentence that states more, although it also says that all is well."""
 _OURS = r"(?:vllm|python|pt_main|ray|VLLM)[\w:. -]*"
+_NO_END = r"(?:did|does|has)(?: not|n't) (?:crash\w*|die|exit\w*|restart\w*)"
+PROSE = "text"
+"""Reporter of a sentence of a person."""
 COMMAND = "command"
 """Reporter of a command that stops a server; above a log it may stop an earlier one."""
 _ROWS: tuple[tuple[str, Meaning, str], ...] = (
@@ -121,6 +130,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         Meaning.KILLED,
         (
             r"Failed with result '(?:oom-kill|signal|core-dump)'|killed by the OOM killer"
+            r"|\(Result: (?:oom-kill|signal|core-dump)\)"
             r"|\bKilled \S*vllm\S* due to memory pressure"
             rf"|\bProcess \d+ \({_OURS}\) of user \d+ dumped core"
             rf"|sending SIG(?:TERM|KILL) to process \d+ (?:uid \d+ )?\"{_OURS}"
@@ -225,11 +235,20 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
             r"(?i)\b(?:spot|preemptible) .{0,40}\b(?:interrupt|terminat|preempt|reclaim|evict)\w*"
             r"|\b(?:instance|machine|node|vm) .{0,40}\b(?:terminated|preempted|reclaimed)"
             r"|failed (?:ELB|container|load balancer) health checks|\btask stopped by\b"
-            r"|\bthe (?:operation|job|run) was cancell?ed"
+            r"|\bthe (?:operation|job|run) was cancell?ed|exceeded the maximum execution time"
+            r"|\bTerminate orphan process: pid \(\d+\) \((?:vllm|VLLM|python|pt_main)"
             r"|\brunner has received a shutdown signal"
         ),
     ),
     ("cloud", Meaning.EXITED, r"\bEssential container in task exited\b"),
+    (
+        "notebook",
+        Meaning.EXITED,
+        (
+            r"(?i)\bkernel crashed while executing|\bkernel .{0,60}\b(?:appears to have|has) died"
+            r"|^kernel (?:restarting|died)\b|\bdead kernel\b"
+        ),
+    ),
     (
         "NVIDIA driver",
         Meaning.TROUBLE,
@@ -262,12 +281,12 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
             r"|^(?!.* ago\s+Up ).*\sUp (?:\d+|About|Less)[\w ]*\b"
             r"(?:second|minute|hour|day|week)s?\b"
             r"(?! \((?:unhealthy|Paused))|\s(\d+)/\2\s+Running\s+0\b"
-            r"|\bActive: active \(running\)"
+            r"|\bActive: active \(running\)|\"Running\": ?true\b|^\"Status\": ?\"running\""
             r"|\sRUNNING\s+pid \d+, uptime|^(?:< ?)?HTTP/[\d.]+ 200\b"
         ),
     ),
     (
-        "text",
+        PROSE,
         Meaning.RUNNING,
         (
             rf"(?i)^(?!.*(?:\b(?:{_CONTRAST})\b|n't|\?|error))"
@@ -275,6 +294,18 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
             r".*\b(?:server|engine|vllm|it|pod|container)\b"
             r".{0,20}\b(?:still|keeps?) (?:runs?|running|up|alive|answer\w*|serv\w+|respond\w*"
             r"|generat\w+|works?|working)\b"
+        ),
+    ),
+    (
+        PROSE,
+        Meaning.RUNNING,
+        (
+            rf"(?i)^(?!.*(?:\b(?:{_DOUBT})\b|\?))"
+            r"(?=.*\b(?:normal(?:ly)?|fine|as usual|traffic|no restart"
+            rf"|(?:following|next|other) requests|{_NO_END})\b)"
+            r".*\b(?:server|engine|vllm|it|pod|container)\b.{0,20}\b(?:still|keeps?|continues to)"
+            r" (?:runs?|running|up|alive|answer\w*|serv\w+|respond\w*|generat\w+|works?|working)\b"
+            r"|(?:^|\W)Server läuft (?:noch|weiter|aber weiter)"
         ),
     ),
 )
@@ -294,7 +325,7 @@ _WORDS = re.compile(
     r"|reset|panic|lockup|hardware|shutdown|running|still|keeps| up |http/|error|lost|notready"
     r"|low on resource|deletion|floating|trap|protection|system|TERM_|pbs|reclaim|spot|out_of_me"
     r"|node_fail|kubectl d|docker |systemctl|\w. deleted|^curl: |ray stop"
-    r"|refused|answer|respon|nothing|all available RAM)"
+    r"|refused|answer|respon|nothing|all available RAM|kernel |exceeded|orphan|läuft|continues)"
 )
 _OTHER_UNIT = re.compile(r"(?i)(?!\S*vllm)\S+\.service: ")
 """A unit of another name may be another program."""
@@ -330,11 +361,15 @@ def report_of(text: str) -> Report | None:
     report = next((known for known, wordings in _TABLE if wordings.search(text)), None)
     if report is None or report.meaning is Meaning.TROUBLE:
         return report
+    if report.meaning is Meaning.EXITED and text.startswith("##[error]Process completed"):
+        return Report(report.reporter, Meaning.UNSURE)  # of any step of the job
     if report.meaning is Meaning.UNREACHABLE:
         address = _ADDRESS.search(text)
         return report if address is None or _is_server(address[1]) else None
     named = of_other_program(text)
-    if _PAST.search(text) or (named and (report.meaning is Meaning.RUNNING or _OTHER.search(text))):
+    if _PAST.search(re.sub(_NO_END, "", text)) or (
+        named and (report.meaning is Meaning.RUNNING or _OTHER.search(text))
+    ):
         return None
     if named:
         return Report(report.reporter, Meaning.UNSURE)

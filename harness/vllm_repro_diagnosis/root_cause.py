@@ -126,6 +126,9 @@ _LOST_PEER = (
     "Broken pipe",
     "NCCL communicator was aborted",
     "ncclRemoteError",
+    "remote process exited or there was a network error",
+    "ms for recv operation to complete",
+    "ms for send operation to complete",
 )
 _CONSEQUENCES = (*_LOST_PEER, *_TERMINATION_TEXTS, "RPC call to ", "The actor died unexpectedly")
 _MISSED_OUTPUT = "model_runner_output.req_id_to_index["
