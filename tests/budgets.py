@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "harness/vllm_repro": 13_000,
-    "harness": 29_140,
-    "tests": 19_680,
+    "harness": 29_600,
+    "tests": 19_695,
     "benchmarks": 1_420,
 }
 """Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500.
@@ -24,8 +24,8 @@ BUDGETS = {
 Both grew for live servers, reports from outside and native crashes in diagnosis, for what intake
 reads or quotes, for the ledger of bugs, for `gate`, for the search as a folder of vLLM's
 tests, and for exchanged packages.
-Then for the front end in the search, for logs and reports from outside again, and for the faults
-that `gate` missed.
+Then for the front end in the search, for logs and reports from outside again, for the faults that
+`gate` missed, and for data-parallel ranks in the search.
 Tests also grew for mutants that survived, and `benchmarks` for the changes that measure `gate` and
 for made histories of components. That of the core stays."""
 

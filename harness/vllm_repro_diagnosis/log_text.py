@@ -525,7 +525,7 @@ def _carriage_pieces(physical: str) -> list[tuple[str, int, str]]:
     clean = _uncoloured(physical).replace("\xa0", " ").rstrip("\r")
     if clean.startswith(("│", "┃")):  # the frame of a terminal's window
         clean = clean.strip("│┃").rstrip()
-    if "/" in clean and "]" in clean:
+    if "/s]" in clean or "/it]" in clean:
         clean = _BAR.sub(r"\1\r", clean)
     if "\r" not in clean:
         return [(*_collected(clean), clean)]

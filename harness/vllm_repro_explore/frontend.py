@@ -1,7 +1,8 @@
-"""Search of vLLM's front end: parsers and output processor, on answers that no model has to give.
+"""Search of vLLM's front end: parsers, output processor and ranks, on answers without a model.
 
 A program on the release's interpreter draws answers and splits them into deltas. The message that a
-client puts together must not depend on the split.
+client puts together must not depend on the split. For data-parallel ranks it draws what clients
+send, and the order in which it arrives.
 """
 
 from __future__ import annotations
@@ -231,7 +232,7 @@ def _take(line: Mapping[str, Any], search: FrontendSearch) -> None:
 def known_names(text: str) -> list[str]:
     """Return the names of a list such as `hermes,qwen3`. Raises `UsageError` for an unknown one."""
     names = [name for name in text.split(",") if name]
-    choices = {*TOOL_FORMATS, *REASONING, "output"}
+    choices = {*TOOL_FORMATS, *REASONING, "output", "ranks"}
     if unknown := [name for name in names if name not in choices]:
         raise UsageError(
             f"the search has no parser called {', '.join(unknown)}",
@@ -250,6 +251,7 @@ _WORDS = {
 
 _REPORTED = {
     "output processor left": "vllm-project/vllm#51629",
+    "ranks a resume without a pause": "vllm-project/vllm#55229",
     "reasoning deepseek_r1": "vllm-project/vllm#55195",
     "reasoning granite": "vllm-project/vllm#50303",
     "tool deepseek_v3": "vllm-project/vllm#48020",
@@ -264,15 +266,16 @@ _REPORTED = {
 def next_step(finding: Mapping[str, Any]) -> str:
     """Return what to do with a finding: the report to compare it with, or to write one."""
     name = finding["name"]
-    if issue := _REPORTED.get(name) or _REPORTED.get(f"{name} {finding['wrong']}"):
-        return f"compare it with {issue}, and run the script there"
-    return "search vLLM's issues for the parser, then report it with the script"
+    keys = (name, f"{name} {finding['wrong']}", f"{name} {finding['split']}")
+    if issue := next(filter(None, map(_REPORTED.get, keys)), None):
+        return f"compare it with {issue}, and add the script there"
+    return "search vLLM's issues for it, then report it with the script"
 
 
 def summary_of(finding: Mapping[str, Any]) -> str:
     """Return what is wrong, in words."""
     wrong, split = finding["wrong"], finding["split"]
-    if wrong == "hangs" or wrong.startswith("raises "):
+    if wrong == "hangs" or wrong.startswith("raises ") or "log" in finding:
         return f"{finding['name']}, {split}: {wrong}"
     usual = "one token a step, sent at the end" if "request" in finding else "without streaming"
     what = f"other {_WORDS.get(wrong, wrong)} than {usual}"
@@ -296,11 +299,18 @@ def quoted(value: object) -> str:
 def script_name(finding: Mapping[str, Any]) -> str:
     """Return the file name of a finding's script."""
     words = f"{finding['name']} {finding['split']} {finding['wrong']}"
-    return "frontend_" + re.sub(r"[^a-z0-9]+", "_", words.lower()) + ".py"
+    stem = re.sub(r"[^a-z0-9]+", "_", words.lower())[:100]
+    return f"frontend_{stem}.{'txt' if 'log' in finding else 'py'}"
 
 
 def script(finding: dict[str, Any], version: str) -> str:
-    """Return a script of at most 30 lines that shows a finding on plain vLLM, without a model."""
+    """Return a script of at most 30 lines that shows a finding on plain vLLM, without a model.
+
+    Of ranks return the messages instead.
+    """
+    if "log" in finding:
+        about = f"vLLM {version}, {summary_of(finding)}"
+        return plain_text("frontend_ranks.txt", _TEMPLATES, about=about, **finding) + "\n"
     template = "frontend_output.txt" if "request" in finding else "frontend_parser.txt"
     fields = finding | finding.get("request", {})
     about = f"vLLM {version}, {summary_of(finding)}"

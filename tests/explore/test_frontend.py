@@ -16,7 +16,13 @@ from tests.fake_package import fake_release
 from tests.golden_files import assert_golden
 from vllm_repro.errors import InfraError, Unsupported
 from vllm_repro.releases.provision import Release
-from vllm_repro_explore.frontend import FrontendSearch, play_frontend, script, summary_of
+from vllm_repro_explore.frontend import (
+    FrontendSearch,
+    play_frontend,
+    script,
+    script_name,
+    summary_of,
+)
 from vllm_repro_explore.gate.change import Change, UnfitError
 from vllm_repro_explore.gate.frontend import (
     FrontendScore,
@@ -82,6 +88,22 @@ def test_tokens_are_the_text_and_simpler_answers_are_less(tool: str | None) -> N
 
 SEVERAL_ANSWERS = OUTPUT["request"] | {"params": {}, "n": 2, "aborted_by": "client"}
 LEFT = OUTPUT | {"wrong": "left", "request": SEVERAL_ANSWERS}
+RANKS: dict[str, Any] = {
+    "name": "ranks",
+    "seed": 47,
+    "split": "two pauses at once",
+    "wrong": "a rank waits for another for ever",
+    "case": {"ranks": 2, "every": 3, "seed": 5},
+    "answer": ["client 0: pause wait False", "client 1: sleep 1 keep"],
+    "log": ["client 0: pause_generation('wait', False) to all", "rank 1: answers call 1"],
+    "streamed": "rank 1 waits in sync_dp_state of the ranks' state",
+    "whole": "all calls are answered",
+}
+
+
+def test_messages_of_ranks_are_told() -> None:
+    assert_golden("frontend-ranks.txt", script(RANKS, "0.33.0"), "explore")
+    assert script_name(RANKS).endswith("_a_rank_waits_for_another_for_ever.txt")
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,17 @@ def test_failures_of_the_output_processor_are_found_again(
     assert {hit["wrong"] for hit in json.loads(done.out)["findings"]} == wrong
 
 
+def test_ranks_that_wait_for_ever_are_found(harness: Harness, tmp_path: Path) -> None:
+    """vllm-project/vllm#55229 is the resume without a pause."""
+    words = ("--frontend", "ranks", "--seeds", "400", "--vllm", "0.33.0", "--out", str(tmp_path))
+    done = harness("explore", *words, "--json")
+    found = {(hit["split"], hit["wrong"]) for hit in json.loads(done.out)["findings"]}
+    waits = "a rank waits for another for ever"
+    assert {("a resume without a pause", waits), ("two pauses at once", waits)} <= found
+    assert ("an open session in a pause", "a paused engine computes") in found
+    assert not {("requests and aborts", waits), ("a pause, then a resume", waits)} & found
+
+
 @pytest.fixture
 def diff_of(tmp_path: Path) -> Callable[[str, str, str], str]:
     """Return a function that writes a diff of 0.33.0: a file, a text in it, and the new text."""

@@ -17,6 +17,7 @@ from vllm_repro_explore.gate.judge import Pairs
 _FILES = (
     *("vllm/tool_parsers/", "vllm/reasoning/", "vllm/parser/"),
     *(f"vllm/v1/engine/{name}.py" for name in ("detokenizer", "logprobs", "output_processor")),
+    *(f"vllm/v1/engine/{name}.py" for name in ("coordinator", "parallel_sampling")),
 )
 _MOST_S = 90.0
 """Seconds of play on each tree, at most; a third of the gate's time if that is less."""
