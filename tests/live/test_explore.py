@@ -219,9 +219,9 @@ def test_a_crash_of_the_search_fails_in_the_same_releases(
 def test_the_vendored_search_finds_and_repeats_a_known_bug(
     pytest_folder: Path, tmp_path: Path
 ) -> None:
-    """Play 30 seeds, one of which shows #49250; then list it, and play its smallest case."""
+    """Play 5 seeds, one of which shows #49250; then list it, and play its smallest case."""
     vendor(tmp_path / "search")
-    release, seeds = provision(Source(release="0.33.0")), "1-30"
+    release, seeds = provision(Source(release="0.33.0")), "242-246"
     done = run_pytest(release, tmp_path / "search", pytest_folder, SEARCH_SEEDS=seeds)
     assert 'known: "vllm-project/vllm#49250"' in done.stdout, done.stdout
     case = done.stdout.partition("again: env SEARCH_CASE=")[2].split()[0]

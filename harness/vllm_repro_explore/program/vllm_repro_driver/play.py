@@ -366,7 +366,8 @@ class _Player:
                 self._moved = self.steps
         self._note(self.executor.notes)
         self.executor.notes.clear()
-        counted, running = self._scheduler.get_num_unfinished_requests(), len(self._scheduler.running)
+        running = len(self._scheduler.running)
+        counted = self._scheduler.get_num_unfinished_requests()
         if counted < running and not _paused(self._scheduler):
             self._note([("wrong-counts", f"{running} requests run, and {counted} are unfinished")])
         pools = pools_of(self._scheduler)
