@@ -88,11 +88,12 @@ class Redactor:
     @cached_property
     def _names_here(self) -> list[tuple[re.Pattern[str], str]]:
         """Patterns of this machine's folders, hosts and users, with what replaces each."""
-        # Whole names only: /data must not match in /database or /mnt/data.
+        # Whole names only: /data must not match in /database or /mnt/data. Two processes may print
+        # on one line without a space, so a hidden folder and the end of a page's name count too.
         folders = [
-            (rf"(?<![\w.\]-]){re.escape(folder)}(?![\w-])", replacement)
+            (rf"(?<![\w.\]-]){name}(?![\w-])|(?<=\.html){name}(?![\w-])|{name}(?=/\.)", replacement)
             for folder, replacement in self.folders
-            if len(folder) > 1
+            if len(folder) > 1 and (name := re.escape(folder))
         ]
         hosts = [(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", HOST) for host in self.hosts]
         # Not deeper: a package may have the name, and frames are compared by their paths.

@@ -41,6 +41,9 @@ REDACTOR = Redactor(
         ("/home/me/work/checkout/.venv/bin/python", "./.venv/bin/python"),
         ("/home/me/.cache/x", "~/.cache/x"),
         ("/home/mercury/x is not /home/me", "/home/[user]/x is not ~"),
+        # two processes print on one line
+        ("see leaks.html/home/me/work/checkout/a", "see leaks.html./a"),
+        ("it/home/me/.pyenv/x.py:254", "it~/.pyenv/x.py:254"),
         ("gpu-box:12:13 [0] NCCL INFO", "[host]:12:13 [0] NCCL INFO"),
         (
             "--model /mnt/max/m, file:///mnt/nfs/max/m, /scratch/max",
