@@ -32,7 +32,7 @@ scenario = Scenario(
         why="the bug is in the sampler and does not depend on weights",
     ),
     needs=Needs(memory_gb=6),
-    status=Status(bad=">=0.32.0", good="<0.30.0"),
+    status=Status(bad=">=0.32.0"),
     try_with="0.33.0",
     defect=source_line(
         "vllm/v1/sample/ops/topk_topp_sampler.py",

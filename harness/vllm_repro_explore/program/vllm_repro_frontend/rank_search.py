@@ -166,9 +166,6 @@ class RankSearch:
     def __init__(self) -> None:
         """Prepare vLLM. Raises what it raises, if it has other engines."""
         prepare()
-        plain = Case(kind=_PLAIN, ranks=2, every=4, seed=1, acts=(((0, "add", 0, 2),), ()))
-        if problem := wrong(plain):
-            raise NotImplementedError(f"its ranks meet in another way than 0.33.0's: {problem}")
         self.counts = {"answers": 0, "judged": 0, "failed": 0}
         self.outcomes: dict[int, dict[str, str] | None] = {}
 

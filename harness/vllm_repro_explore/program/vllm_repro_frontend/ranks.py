@@ -389,7 +389,12 @@ def _all_reduce(tensor: Any, op: Any = None, group: Any = None, **more: Any) -> 
 
 
 def prepare() -> None:
-    """Put the stand-ins for collectives into vLLM, and make what all engines share."""
+    """Put the stand-ins for collectives into vLLM, and make what all engines share.
+
+    Raises `NotImplementedError` if the ranks of this vLLM meet in other calls.
+    """
+    if not hasattr(parallel, "cpu_all_reduce_"):
+        raise NotImplementedError("its ranks meet in other calls than those of 0.33.0")
     init_none_hash(sha256)
     coordinator.set_process_title = lambda *_, **__: None
     parallel.cpu_all_reduce_ = lambda tensor, group, **_: _reduce(
