@@ -93,8 +93,13 @@ def test_scenarios_of_the_lab_run_without_a_model(
 ENDS = [
     ("sco-hybrid", "lab", "0.21.0", "near-miss-length", "untriggered"),
     ("tq-chunked-prefill", "lab", "0.23.0", "near-miss-128", "untriggered"),
+    ("cpu-drafts-top-k", "process", "0.32.0", "reported", "crash"),
+    ("cpu-seed-in-two-steps", "process", "0.32.0", "reported", "crash"),
 ]
 ENDS_BY_HAND = [
+    ("cpu-drafts-top-k", "process", "0.29.0", "reported", "clean"),
+    ("cpu-drafts-top-k", "process", "0.32.0", "patched", "clean"),
+    ("cpu-seed-in-two-steps", "process", "0.32.0", "patched", "clean"),
     ("async-streaming-stop", "lab", "0.29.0", "backport", "clean"),
     ("async-streaming-stop", "lab", "0.29.0", "max-tokens-1", "clean"),
     ("async-streaming-stop", "lab", "0.29.0", "sync", "clean"),
