@@ -622,11 +622,13 @@ def _silent_end(case: _Case) -> Diagnosis | None:
         )
     if silent := life.first.get(SignKind.NO_HEARTBEAT):
         return _died(f"The engine did not answer the API server, which gave it up: {silent.text}.")
+    reports = (life.first.get(kind) for kind in (SignKind.ENGINE_GONE, SignKind.ENGINE_DEAD))
+    missed = next(filter(None, reports)).time
     if crash := life.first.get(SignKind.NATIVE_CRASH):
         how = f"; it crashed in native code ({crash.text})"
     elif (gone := life.first.get(SignKind.ENGINE_GONE)) and " died with exit code" in gone.text:
         how = f": {gone.text}{_signal_suffix(gone.text)}"
-    elif any(kind in life for kind in _CAUSES):
+    elif any(kind in life and _may_explain(case, kind, None, missed) for kind in _CAUSES):
         how = ""  # see `_explained`
     elif _before(life.first_engine_line, case.engine_missing) and not life.engine_error:
         how = "; it printed nothing, like a process killed by a signal"

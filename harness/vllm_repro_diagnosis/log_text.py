@@ -516,7 +516,7 @@ def _traceback(record: dict[str, Any]) -> list[str]:
 # ── the parts of a line ─────────────────────────────────────────────────────
 
 
-_BAR = re.compile(r"(\d\w?/[\d.]+\w? \[\d+:\d\d[^\[\]]*\])(?=\w)")
+_BAR = re.compile(r"(\d\w?/[\d.]+\w? \[\d+:\d\d[^\[\]]*\])(?=[\w\[/(])")
 """A progress bar that another program's words follow: a bar ends without a line's end."""
 
 

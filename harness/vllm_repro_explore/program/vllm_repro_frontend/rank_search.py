@@ -27,7 +27,7 @@ Act = tuple[Any, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What clients send to engines, and the seed of the order in which it arrives."""
+    """Acts of the clients, and a seed for the order in which their messages arrive."""
 
     kind: str
     ranks: int
@@ -95,7 +95,7 @@ class _Play:
             self._added[name] = values[0] % world.count
             world.add(client, self._added[name], name, values[1])
         elif act == "abort":
-            name = max(each for each in self._added if each.startswith(f"{client}."))
+            name = next(each for each in reversed(self._added) if each.startswith(f"{client}."))
             self._aborted.add(name)
             world.abort(client, self._added[name], name)
         elif act == "chunk":

@@ -13,7 +13,7 @@ import queue
 import tempfile
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from random import Random
@@ -36,6 +36,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 from vllm.v1.structured_output import StructuredOutputManager
 
 _BLOCK = 16
+_ENCODER = MsgpackEncoder()
 _MOST_TURNS = 5_000
 """Cases that come to rest take some hundred."""
 _MODEL = {
@@ -55,7 +56,7 @@ IDLE = ("waits for a message", "waits for messages")
 
 
 def _config() -> VllmConfig:
-    """Return the configuration of a model whose weights nobody needs."""
+    """Return the configuration of a small model; its weights are never loaded."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(_MODEL), encoding="utf-8")
         model = ModelConfig(
@@ -80,14 +81,12 @@ class StoppedError(BaseException):
 class _Actor:
     """A thread that runs when it is its turn."""
 
-    def __init__(self, serves: bool) -> None:
+    def __init__(self) -> None:
         self.turn = threading.Semaphore(0)
         # what it waits for; None if it can go on
         self.waits_for: Callable[[], bool] | None = None
         self.where = ""
         self.done = False
-        # it never ends by itself
-        self.serves = serves
 
 
 class World:
@@ -105,7 +104,6 @@ class World:
         # by call and rank: what went wrong; empty if nothing
         self.replies: dict[tuple[int, int], str] = {}
         self.finished: set[str] = set()
-        self.tokens: Counter[str] = Counter()
         # steps with requests, by rank
         self.forwards: Counter[int] = Counter()
         # wave that each client knows
@@ -118,7 +116,6 @@ class World:
         # by group: calls of the present round by rank, results by round
         self._rounds: dict[str, tuple[dict[int, tuple[str, Any]], list[Any]]] = {}
         self._calls = 0
-        self._encoder = MsgpackEncoder()
         self.mail = {name: deque[Any]() for name in ("front", "back", "subscribers")}
         self.mail["subscribers"].extend([b"\x01"] * count)
         self.engines = [_engine(self, rank) for rank in range(count)]
@@ -129,14 +126,14 @@ class World:
         for number in range(clients):
             self._links[f"coordinator to client {number}"] = deque(), self._learn(number)
         for rank, engine in enumerate(self.engines):
-            self.start(f"rank {rank}", engine.run_busy_loop, serves=True)
-        self.start("coordinator", lambda: _coordinate(self), serves=True)
+            self.start(f"rank {rank}", engine.run_busy_loop)
+        self.start("coordinator", lambda: _coordinate(self))
 
     # ── turns ───────────────────────────────────────────────────────────────
 
-    def start(self, name: str, work: Callable[[], None], *, serves: bool = False) -> None:
+    def start(self, name: str, work: Callable[[], None]) -> None:
         """Start an actor; it runs when `run` chooses it."""
-        actor = self._actors[name] = _Actor(serves)
+        actor = self._actors[name] = _Actor()
 
         def run() -> None:
             actor.turn.acquire()
@@ -163,7 +160,7 @@ class World:
         actor.waits_for = None
 
     def run(self) -> list[str]:
-        """Run until nobody can go on; return what is wrong then, empty if nothing is."""
+        """Let the actors run until none can go on. Return what is wrong then; empty if nothing."""
         while self.turns < _MOST_TURNS:
             able = [
                 name
@@ -200,10 +197,6 @@ class World:
     def send(self, link: str, message: Any) -> None:
         """Put a message on a link."""
         self._links[link][0].append(message)
-
-    def note(self, text: str) -> None:
-        """Add a line to the log."""
-        self.log.append(text)
 
     def collective(self, group: str, rank: int, call: str, value: Any) -> list[Any]:
         """Wait until all ranks call a collective of a group; return their values."""
@@ -245,12 +238,12 @@ class World:
         )
         ready = self.engines[rank].preprocess_add_request(request)
         self.send(f"client {client} to rank {rank}", (EngineCoreRequestType.ADD, ready))
-        self.note(f"client {client}: {name} to rank {rank}")
+        self.log.append(f"client {client}: {name} to rank {rank}")
 
     def abort(self, client: int, rank: int, name: str) -> None:
         """Send an abort."""
         self.send(f"client {client} to rank {rank}", (EngineCoreRequestType.ABORT, [name]))
-        self.note(f"client {client}: abort of {name} to rank {rank}")
+        self.log.append(f"client {client}: abort of {name} to rank {rank}")
 
     def call(self, client: int, method: str, *values: Any) -> int:
         """Call a method of all engines, as `AsyncLLM` does; return the number of the call."""
@@ -258,7 +251,7 @@ class World:
         for rank in range(self.count):
             call = (client, (self._calls, rank), method, values)
             self.send(f"client {client} to rank {rank}", (EngineCoreRequestType.UTILITY, call))
-        self.note(f"client {client}: {method}{values} to all")
+        self.log.append(f"client {client}: {method}{values} to all")
         return self._calls
 
     def answered(self, call: int) -> bool:
@@ -306,17 +299,15 @@ class _Output:
         world, rank = self._world, self._rank
         outputs.engine_index = rank
         if client == -1:
-            world.send(f"rank {rank} to coordinator", world._encoder.encode(outputs))
+            world.send(f"rank {rank} to coordinator", _ENCODER.encode(outputs))
             for name in ("wave_complete", "start_wave"):
                 if (wave := getattr(outputs, name)) is not None:
-                    world.note(f"rank {rank}: {name} {wave}")
+                    world.log.append(f"rank {rank}: {name} {wave}")
             return
         if (reply := outputs.utility_output) is not None:
             why = reply.failure_message or ""
             world.replies[reply.call_id] = why
-            world.note(f"rank {rank}: answers call {reply.call_id[0]}{why and f': {why}'}")
-        for output in outputs.outputs:
-            world.tokens[output.request_id] += len(output.new_token_ids)
+            world.log.append(f"rank {rank}: answers call {reply.call_id[0]}{why and f': {why}'}")
         world.finished.update(outputs.finished_requests or ())
 
 
@@ -338,7 +329,7 @@ class _Executor:
         if not names:
             future.set_result(EMPTY_MODEL_RUNNER_OUTPUT)
             return future
-        self._world.note(f"rank {self._rank}: a step of {', '.join(names)}")
+        self._world.log.append(f"rank {self._rank}: a step of {', '.join(names)}")
         self._world.forwards[self._rank] += 1
         if self.is_sleeping:
             self._world.errors.append(f"rank {self._rank} computes while it sleeps")
@@ -494,7 +485,7 @@ def _coordinate(world: World) -> None:
         def send_multipart(self, parts: Sequence[bytes]) -> None:
             kind = EngineCoreRequestType(parts[0])
             wave, without = msgspec.msgpack.decode(parts[1])
-            world.note(f"coordinator: start of wave {wave}, but for rank {without}")
+            world.log.append(f"coordinator: start of wave {wave}, but for rank {without}")
             for rank in range(world.count):
                 world.send(f"coordinator to rank {rank}", (kind, (wave, without)))
 
@@ -509,8 +500,8 @@ def _coordinate(world: World) -> None:
             world.wait(lambda: any(world.mail[each.name] for each in self._sockets), IDLE[1])
             return [(each, 1) for each in self._sockets if world.mail[each.name]]
 
-    sockets: Iterable[Socket] = iter(map(Socket, ("front", "back", "subscribers")))
-    coordinator.make_zmq_socket = lambda **_: next(sockets)  # type: ignore[call-overload]
+    sockets = map(Socket, ("front", "back", "subscribers"))
+    coordinator.make_zmq_socket = lambda **_: next(sockets)
     coordinator.zmq = SimpleNamespace(**{**vars(zmq), "Poller": Poller})
     # a millisecond each turn
     coordinator.time = SimpleNamespace(time=lambda: world.turns / 1000)
