@@ -893,9 +893,8 @@ def _of_memory(killed: Sign) -> bool:
 def _killed_as_it_stopped(case: _Case) -> Diagnosis | None:
     """Judge a server that did not end in time after a request to stop; None if it did."""
     killed = case.life.first.get(Meaning.KILLED)
-    if killed is None or not case.ordered or (case.stop_asked or 0) > killed.line:
-        return None
-    if _of_memory(killed):
+    asked = _first(case.stop_asked, case.line(SignKind.ENGINE_STOP_ASKED))
+    if killed is None or not case.ordered or not _before(asked, killed.line) or _of_memory(killed):
         return None
     why = "The server was asked to stop, did not end in time, and was killed"
     return _lives(f"{why}: {killed.text}", Phase.SHUTDOWN)
@@ -1066,7 +1065,7 @@ def _open_end(case: _Case) -> Diagnosis:
     if SignKind.BOOT_FAILED in life and not life.ready:
         why = "The engine did not come up, and this log does not show what ended it"
         return _by_exception(None, why, case.root)
-    lived = life.ready or life.booted or life.offline
+    lived = life.ready or life.booted or (life.offline and cause is None)
     if lived and not (late and cause and cause.raised.native):
         return _silence(case)
     if cause is not None:

@@ -55,22 +55,20 @@ _DEADLY = (
     r"(?:Out Of Memory|Killed|Aborted|Bus error|Illegal instruction|Floating point exception"
     rf"|Segmentation fault|{_TRANSLATED})(?: ?[(（][^()（）]{{1,20}}[)）])?"
 )
-_CONTRAST = (
-    "but|yet|however|although|though|while|whereas|except|despite|instead|until|unless|not|no|never"
-    "|nothing|without|refused|unreachable|timed? ?out|timeouts?|hangs?|stuck|dead|died|crash\\w*"
-    "|kill\\w*|gone|restart\\w*|other|another|second|client|script|if|whether|should|would|could"
-    "|can|may|might|must|expect\\w*|seems?|appears?|think|assume\\w*|hope|check|verify|ensure"
-    "|before|earlier|previously|formerly|once|used to|last|yesterday|ago|first|then|when|week|month"
-    "|5\\d\\d|zombie|defunct|fail\\w*"
-    "|upgrad\\w+|downgrad\\w+|roll\\w* ?back|version|release|older?|v?\\d+\\.\\d+"
-)
-"""Words of a sentence that states more than that a server runs on now, or does not state it."""
 _DOUBT = (
     "but|yet|however|although|though|until|unless|if|whether|should|would|could|may|might|seems?"
     "|expect\\w*|hangs?|stuck|unresponsive|timed? ?out|before|earlier|previously|once|ago|yesterday"
-    "|other (?:server|engine|pod|container)|another|second|client|every|all|no longer|aber nicht"
+    "|other (?:server|engine|pod|container)|another|second|client|no longer|aber nicht"
+    "|with|without|when|while|on|old(?:er)?|new(?:er)?|version|release|v?\\d+\\.\\d+|downgrad\\w+"
+    "|upgrad\\w+|eager|disabl\\w+|enabl\\w+|instead|except|locally|otherwise|whereas|despite"
 )
-"""Words of a sentence that states more, although it also says that all is well."""
+"""Words of a sentence about another server, flag or time, although it says that all is well."""
+_CONTRAST = (
+    f"{_DOUBT}|not|no|never|nothing|refused|unreachable|timeouts?|dead|died|crash\\w*|kill\\w*|gone"
+    "|restart\\w*|other|script|can|must|appears?|think|assume\\w*|hope|check|verify|ensure|formerly"
+    "|used to|last|first|then|week|month|5\\d\\d|zombie|defunct|fail\\w*|roll\\w* ?back"
+)
+"""Words of a sentence that states more than that a server runs on now, or does not state it."""
 _OURS = r"(?:vllm|python|pt_main|ray|VLLM)[\w:. -]*"
 _NO_END = r"(?:did|does|has)(?: not|n't) (?:crash\w*|die|exit\w*|restart\w*)"
 PROSE = "text"
