@@ -44,8 +44,12 @@ def sound_maps(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def made_up(monkeypatch: pytest.MonkeyPatch) -> MadeUp:
-    """Replace runs by `answer` and return the list of requested jobs."""
+def made_up(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> MadeUp:
+    """Replace runs by `answer` and return the list of requested jobs.
+
+    The cache is empty: a search prefers releases that are installed.
+    """
+    monkeypatch.setenv("VLLM_REPRO_CACHE", str(tmp_path_factory.mktemp("cache")))
 
     def put(answer: Answer) -> list[Job]:
         asked: list[Job] = []
