@@ -112,6 +112,7 @@ def pytest_collection_finish() -> None:
     """Keep what collection made out of the collector, which would walk it again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.hookimpl(wrapper=True)

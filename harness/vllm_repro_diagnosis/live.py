@@ -86,18 +86,18 @@ def _sockets_at(port: int, state: str, pid: int | str = "self") -> Iterator[list
 
     state: as in /proc: "0A" listens, "01" is connected.
     """
+    local = re.compile(rf"\s*\d+: \w+:{port:04X} \w+:\w+ {state} ")
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):  # ended, or no IPv6
             for line in Path(f"/proc/{pid}/net/{table}").read_text(encoding="ascii").splitlines():
-                fields = line.split()
-                if fields[3] == state and int(fields[1].rpartition(":")[2], 16) == port:
-                    yield fields
+                if local.match(line):
+                    yield line.split()
 
 
 def listeners(port: int) -> list[int]:
     """Return the pids on this host that listen on a TCP port, as far as this user may see them."""
     inodes = {f"socket:[{fields[9]}]" for fields in _sockets_at(port, "0A")}
-    return [pid for pid in _pids() if inodes and inodes & _files_of(pid)]
+    return [pid for pid in _pids() if inodes & _files_of(pid)] if inodes else []
 
 
 def _clients(port: int, pid: int) -> dict[str, int]:

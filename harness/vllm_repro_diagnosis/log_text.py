@@ -300,7 +300,7 @@ def _physical_lines(
         head = [line[indent:] for line in head]
         rest = (line[indent:] if not line[:indent].strip() else line for line in rest)
     every = enumerate(chain(head, rest), start=1)
-    tables = ((at, _table(head[at:])) for at in range(len(head)))
+    tables = ((at, _table(*two)) for at, two in enumerate(pairwise(head)))
     start, table = next((each for each in tables if each[1]), (0, None))
     if table:
         yield from islice(every, start)
@@ -396,14 +396,17 @@ def _split(pieces: Iterable[str | bytes]) -> Iterator[str]:
 _TITLE = re.compile(r"[\w@.-]+(?: [\w@.-]+){0,3}")
 
 
-def _table(head: list[str]) -> tuple[str, int] | None:
-    """Return a table's delimiter and its column with the messages; None if it is no table."""
+def _table(first: str, second: str) -> tuple[str, int] | None:
+    """Return a table's delimiter and its column with the messages; None if it is no table.
+
+    first, second: the line that may hold the titles, and the line below it.
+    """
     for delimiter in ",;":
-        _, titles = next(_rows(head[:1], delimiter), (0, []))
-        column = next((at for at, title in enumerate(titles) if title in _RECORD_KEYS), None)
-        second = delimiter in "".join(head[1:2])
-        if column is not None and second and all(map(_TITLE.fullmatch, titles)):
-            return delimiter, column
+        if delimiter in second and any(key in first for key in _RECORD_KEYS):
+            _, titles = next(_rows([first], delimiter), (0, []))
+            column = next((at for at, title in enumerate(titles) if title in _RECORD_KEYS), None)
+            if column is not None and all(map(_TITLE.fullmatch, titles)):
+                return delimiter, column
     return None
 
 

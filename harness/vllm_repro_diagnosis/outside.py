@@ -313,17 +313,19 @@ _TABLE = tuple(
     for reporter, meaning, wordings in _ROWS
     if meaning is each
 )
-# Cheap words first: nearly every line has none.
-_WORDS = re.compile(
-    rf"(?i:{_TRANSLATED}|已终止|已終止|beendet|kill|exit|oom|sig(?:nal|term|kill)|terminat|abort"
-    r"|core.dump|dumped core|segfault"
-    r"|segmentation|out of memory|illegal inst|bus error|cancel|evict|probe|preempt"
-    r"|xid|off the bus|died|dead|memory"
-    r"|back-?off|time limit|longer than|interrupted|health check|stopp|timed out|timeout|hangup"
-    r"|reset|panic|lockup|hardware|shutdown|running|still|keeps| up |http/|error|lost|notready"
-    r"|low on resource|deletion|floating|trap|protection|system|TERM_|pbs|reclaim|spot|out_of_me"
-    r"|node_fail|kubectl d|docker |systemctl|\w. deleted|^curl: |ray stop"
-    r"|refused|answer|respon|nothing|all available RAM|kernel |exceeded|orphan|läuft|continues)"
+# Cheap words first: nearly every line has none. Plain texts are found faster than expressions.
+_WORDS = (
+    *_TRANSLATED.lower().split("|"),
+    *("已终止", "已終止", "beendet", "läuft"),
+    *("kill", "exit", "oom", "signal", "sigterm", "terminat", "abort", "dump", "segfault"),
+    *("segmentation", "out of memory", "illegal inst", "bus error", "cancel", "evict", "probe"),
+    *("preempt", "xid", "off the bus", "died", "dead", "memory", "backoff", "back-off"),
+    *("time limit", "longer than", "interrupted", "health check", "stopp", "timed out", "timeout"),
+    *("hangup", "reset", "panic", "lockup", "hardware", "shutdown", "running", "still", "keeps"),
+    *(" up ", "http/", "error", "lost", "notready", "low on resource", "deletion", "floating"),
+    *("trap", "protection", "system", "term_", "pbs", "reclaim", "spot", "out_of_me", "node_fail"),
+    *("kubectl d", "docker ", " deleted", "curl: ", "ray stop", "refused", "answer", "respon"),
+    *("nothing", "all available ram", "kernel ", "exceeded", "orphan", "continues"),
 )
 _OTHER_UNIT = re.compile(r"(?i)(?!\S*vllm)\S+\.service: ")
 """A unit of another name may be another program."""
@@ -353,7 +355,13 @@ def report_of(text: str) -> Report | None:
     the server. The meaning is `UNSURE` if the name is unknown. A report of trouble or of no answer
     always counts.
     """
-    if len(text) > _LONGEST or _WORDS.search(text) is None:
+    if len(text) > _LONGEST:
+        return None
+    lowered = text.lower()
+    for word in _WORDS:
+        if word in lowered:
+            break
+    else:
         return None
     text = _GUESSES.split(text)[0].strip()
     report = next((known for known, wordings in _TABLE if wordings.search(text)), None)
