@@ -77,8 +77,7 @@ class Redactor:
         if not self.names:
             return value
         for name, pattern, replacement in self._names_here:
-            if name in value:  # for speed
-                value = pattern.sub(replacement, value)
+            value = pattern.sub(replacement, value) if name in value else value  # for speed
         return without_private_names(value)
 
     @cached_property
@@ -106,8 +105,7 @@ class Redactor:
         users = [
             (user, rf"{above}{re.escape(user)}(?![\w.-])", rf"\1{USER}") for user in self.users
         ]
-        named = (*folders, *hosts, *users)
-        return [(name, re.compile(pattern), replacement) for name, pattern, replacement in named]
+        return [(name, re.compile(text), new) for name, text, new in (*folders, *hosts, *users)]
 
     def command(self, line: str) -> str:
         """Return a redacted command line that means the same to a shell.
