@@ -1234,6 +1234,10 @@ def _in_engine(case: _Case, raised: Raised) -> bool:
     return Root(raised=raised).from_engine and raised.first_line > case.life.survived_until
 
 
+_NEXT = 2
+"""Most lines from an answer's first line to the death of its engine."""
+
+
 def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
     """Return the engine's phase (boot, request, …) by the root's functions or the log's signs.
 
@@ -1271,7 +1275,9 @@ def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
     serving = waited or broken or asked or SignKind.SERVER_ERROR in life or any(life.busy.values())
     # a server that closes logs each stream that failed
     if diagnosis.died and life.open is None and not serving and SignKind.CLOSED not in life:
-        return None
+        # next below such an answer: the server logs its counts ten seconds after the last request
+        below = (case.first_end or 0) - life.may_stream
+        return Phase.REQUEST if 0 < below <= _NEXT else None
     return Phase.REQUEST if serving else Phase.IDLE
 
 

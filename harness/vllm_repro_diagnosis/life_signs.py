@@ -267,6 +267,8 @@ class ServerLife:
         self.stalls: dict[str, int] = {}
         # a request is open; None if a stream may be open, whose 200 is logged at its start
         self.open: bool | None = False
+        # line of the last answer that may be a stream, whose 200 is logged as it begins
+        self.may_stream: float = 0
         # times since the last token that vLLM logged "No available shared memory broadcast block"
         self.waits = 0
         # the lines without a server's prefix, up to 20,000 characters
@@ -589,7 +591,8 @@ class ServerLife:
             while self._doubtful and self._doubtful[0].number < self.survived_until:
                 self._doubtful.popleft()
             if not health:
-                self.open = None if _STREAMS.search(path) else self.open
+                if _STREAMS.search(path):
+                    self.open, self.may_stream = None, number
                 self.stalls.clear()
                 self.waits = 0
         if health:
