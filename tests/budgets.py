@@ -17,7 +17,7 @@ BUDGETS = {
     "harness/vllm_repro": 13_000,
     "harness": 29_600,
     "tests": 19_695,
-    "benchmarks": 1_420,
+    "benchmarks": 1_425,
 }
 """Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500.
 

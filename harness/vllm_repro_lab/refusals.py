@@ -88,6 +88,8 @@ def check_call(
 ) -> None:
     """Raise CUDA's error if a Python call of torch copies or waits without calling an operator.
 
+    Called for each call while a graph is captured. target: None if the call names no device.
+
     name: of the function. first: its first argument. target: the device named for the result.
     """
     if name in _READING and on_device(first):

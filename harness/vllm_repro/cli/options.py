@@ -193,13 +193,13 @@ def resumed(
     scenario, and if a relative path of the interrupted command does not exist here.
     """
     parser: argparse.ArgumentParser = arguments.parser
-    command = [*parser.prog.split(), "--resume", str(arguments.resume)]
-    named = _scenarios(arguments)
-    bare = vars(parser.parse_args([*named, *command[2:]]))
+    resume, named = ["--resume", str(arguments.resume)], _scenarios(arguments)
+    command = [*parser.prog.split(), *resume]
+    alone = vars(parser.parse_args([*named, *resume]))  # as if no other option were given
     allowed = {"json", "verb", "scenario_folders", "on", *beside}
     changed = [
         name
-        for name, value in bare.items()
+        for name, value in alone.items()
         if name not in allowed and value != getattr(arguments, name)
     ]
     if changed:
@@ -215,7 +215,7 @@ def resumed(
                 " where it began",
                 hint="repeat --resume in that folder",
             )
-    begun = parser.parse_args(list(unfinished.words[1:]))
+    begun = parser.parse_args(list(unfinished.words[1:]))  # the first word is the verb
     use_scenario_folders(begun)
     if named and [find(name).id for name in named] != [find(name).id for name in _scenarios(begun)]:
         raise UsageError(

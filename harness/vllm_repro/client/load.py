@@ -229,13 +229,13 @@ class _Connection(asyncio.Protocol):
     def _feed(self, data: bytes, arrival: float | None) -> None:
         """Parse bytes of the answer, and set `last`; after the answer's end do nothing.
 
-        arrival: the kernel's time. None: use the present time, and set `written` to None.
+        arrival: the kernel's time of the bytes; None without one: then the present time counts.
         """
         if self._done.done():
             return
         now = time.perf_counter()
         if arrival is None:
-            self.written = None
+            self.written = None  # the kernel's time of the request has no counterpart
         # a change of the system's clock may shift an arrival
         self.last = min(now, max(self.last, now if arrival is None else arrival))
         try:

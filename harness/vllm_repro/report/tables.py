@@ -122,12 +122,16 @@ def price_sentences(report: RunReport) -> list[str]:
     ratios: dict[str, list[str]] = {}
     for speed in measured.shown:
         if speed.price is not None and arms[speed.arm].expected is Expected.LIVES:
-            streams = plural(speed.figures.point.concurrency, "stream")
-            ratios.setdefault(speed.arm, []).append(f"{_interval(speed.price)} at {streams}")
+            whose = (
+                "" if speed.arm in ratios else f" of the tokens per second of {measured.bug_arm}"
+            )
+            ratios.setdefault(speed.arm, []).append(
+                f"{_interval(speed.price)}{whose}"
+                f" at {plural(speed.figures.point.concurrency, 'stream')}"
+            )
     return [
         f"{arms[name].name_and_edits} {_avoids(arms[name], arms[measured.bug_arm])}gives"
-        f" {' and '.join(words)} of the tokens per second of {measured.bug_arm}"
-        f" ({report.release}; {_boots(measured, name)};"
+        f" {' and '.join(words)} ({report.release}; {_boots(measured, name)};"
         f" {measured.label or 'REHEARSAL'})"
         for name, words in ratios.items()
     ]

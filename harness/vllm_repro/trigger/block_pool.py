@@ -55,7 +55,8 @@ def blocks_of_tokens(
         _blocks_of_longest(group, max_model_len, batch) * weight
         for group, weight in zip(groups, weights, strict=True)
     )
-    # The log cuts its number to whole tokens, so the pool has the next whole number of blocks.
+    # Rounded up twice: to whole blocks of the longest request, each as large as one of the first
+    # group, and to whole blocks of the pool, since the log cuts its number to whole tokens.
     return -(-tokens * -(-needed // weights[0]) // max_model_len)
 
 

@@ -22,13 +22,13 @@ _MORE = 0.15
 
 
 def general_starts(prior: Mapping[str, float]) -> list[Start]:
-    """Return a start for each mix, and for the server of each scenario that can be played.
+    """Return where random cases are drawn from for any change: each mix, each scenario's server.
 
     prior: for each start the expected share of its cases that run changed functions.
     """
     starts = [Start(name=mix, draw=partial(_draw_mix, mix)) for mix in MIXES]
     for scenario in all_scenarios():
-        with suppress(UsageError):
+        with suppress(UsageError):  # it cannot be played without a server
             setup = setup_from(scenario, scenario.arms[0])
             starts.append(Start(name=scenario.id, draw=partial(draw_for, setup)))
     for start in starts:

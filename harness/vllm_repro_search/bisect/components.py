@@ -93,8 +93,10 @@ class ComponentBisection(Bisection, frozen=True, kw_only=True):
     def left(self, known: ComponentAnswer) -> list[str]:  # type: ignore[override]  # as `plan`
         """Return the vLLMs of the answer: the first bad one, or the first fixed one."""
         firsts = known.left[0].firsts if known.state is SearchState.FOUND else ()
-        versions = self.components[0].versions
-        return [versions[first - self.find_fix].label for place, first in firsts if not place]
+        versions = self.components[0].versions  # of vLLM, which is the first component
+        # a search for a fix goes backwards: the version before the first bad one has it
+        back = 1 if self.find_fix else 0
+        return [versions[first - back].label for component, first in firsts if component == 0]
 
     def names(self, places: Iterable[int]) -> list[str]:
         """Return the names of these components that have several versions."""

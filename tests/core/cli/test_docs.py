@@ -219,7 +219,7 @@ FIELDS = [field.name for field in fields(Scenario) if field.name != "about"]
         ("docs/page.md", "Outcome of a trial", Outcome),
         ("docs/page.md", "Verdict of a scenario", Verdict),
         ("docs/architecture.md", "Packages", [path.partition("/")[2] for path in PACKAGES]),
-        ("docs/architecture.md", "Add a feature: a verb, a report form, a section", GROUPS),
+        ("docs/architecture.md", "Add a feature: a verb, a report form", GROUPS),
         ("docs/lab.md", "What the lab replaces", MECHANISMS),
         ("docs/scenarios.md", "Fields of `Scenario(...)`", FIELDS),
     ],

@@ -467,7 +467,7 @@ def test_an_arm_that_dies_has_the_figures_of_its_load(tmp_path: Path) -> None:
     (price,) = data["throughput"]["prices"]
     assert (data["throughput"]["bug_arm"], price["arm"], price["boots"]) == ("reported", "eager", 1)
     assert price["ratio"] == pytest.approx(52 / 102)
-    said = "avoids it in 2 of 2 boots and gives 0.51 (0.50 to 0.53) at 4 streams of the tokens"
+    said = "avoids it in 2 of 2 boots and gives 0.51 (0.50 to 0.53) of the tokens per second"
     for text in (markdown(report), summary(report), junit(report)):
         assert said in text
         assert "booted once more for the load alone: the engine lived" in text

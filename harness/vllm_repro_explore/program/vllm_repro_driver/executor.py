@@ -103,12 +103,14 @@ class _Row:
     """One request in one step: its tokens, position, states and block tables."""
 
     name: str
+    # what is kept of the request between steps
     known: _Known
     # first position
     start: int
     tokens: list[int]
-    # the last of the tokens
+    # the proposed ones, at the end of `tokens`
     drafts: list[int]
+    # a hash for each token (`reference.embed`)
     states: Any
     # its blocks in each group
     tables: list[Any]

@@ -195,7 +195,10 @@ def _receive(received: list[dict[str, Any]], output: Any, kind: RequestOutputKin
 
 
 def one_by_one(request: Request) -> Request:
-    """Return the request with one answer, a token a step, and one output at its end."""
+    """Return the request with one answer, a token a step, and one output at its end.
+
+    What it receives is right by definition: all other ways to send it are compared with it.
+    """
     return replace(
         request,
         steps=[1] * len(request.tokens),
