@@ -15,6 +15,7 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ ARGUMENTS = {
     "--only": ("", "changes or kinds whose name contains this"),
     "--out": ("", "rows as JSON lines (default: SET.jsonl)"),
     "--seed": ("1", "of the generated changes"),
+    "--together": ("1", "changes of a gate, for harmless ones: together they break nothing either"),
 }
 DEFAULT = {"base": NEWEST, "base_patch": "", "expected": "not breaks"}
 RIGHT = {
@@ -49,6 +51,16 @@ def read_set(name: str, scratch: Path, seed: int) -> list[dict[str, Any]]:
     else:
         rows = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
     return [DEFAULT | {"name": row, "change": f"{name}/{row}.diff"} | rows[row] for row in rows]
+
+
+def joined(rows: list[dict[str, Any]], number: int, scratch: Path) -> Iterator[dict[str, Any]]:
+    """Yield rows that each make `number` changes of the first one's base at once."""
+    for at in range(0, len(rows), number):
+        group = rows[at : at + number]
+        change = scratch / f"joined-{at}.diff"
+        change.write_text("".join((HERE / row["change"]).read_text() for row in group))
+        name, kind = (" + ".join(row[word] for row in group) for word in ("name", "kind"))
+        yield group[0] | {"name": name, "kind": kind, "change": change}
 
 
 def base_of(row: dict[str, Any], scratch: Path) -> str:
@@ -118,7 +130,8 @@ def main() -> None:
     out = Path(options["out"] or f"{options['set']}.jsonl")
     with tempfile.TemporaryDirectory() as scratch, out.open("a", encoding="utf-8") as file:
         rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-        for row in read_set(options["set"], Path(scratch), int(options["seed"])):
+        made = read_set(options["set"], Path(scratch), int(options["seed"]))
+        for row in joined(made, int(options["together"]), Path(scratch)):
             if row["name"] not in {done["name"] for done in rows} and (
                 options["only"] in f"{row['kind']} {row['name']}"
             ):
