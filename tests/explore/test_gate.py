@@ -159,6 +159,14 @@ def test_a_diff_finds_its_place_in_lines_that_moved(tree: Path) -> None:
     assert not change.only_words
 
 
+def test_each_commit_of_a_series_counts(tree: Path) -> None:
+    texts = [BEFORE, BEFORE.replace("number = 1", "number = 2"), "# new\n" + BEFORE]
+    texts[2] = texts[2].replace("number = 1", "number = 2")
+    change = read_change(put(tree, "".join(map(diff_of, texts, texts[1:]))), None, print)
+    assert [(file.before, file.after) for file in change.files] == [(BEFORE, texts[2])]
+    assert (change.changed.packages / FILE).read_text() == texts[2]
+
+
 def test_added_removed_and_other_files_of_a_diff(tree: Path) -> None:
     text = (
         diff_of("", "X = 1\n", "vllm/new.py").replace("--- a/vllm/new.py", "--- /dev/null")

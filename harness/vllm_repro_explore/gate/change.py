@@ -192,24 +192,27 @@ def _of_diff(path: Path, name: str, source: Source, progress: Progress) -> Chang
     if not parsed:
         raise UsageError(f"{name} is no unified diff", hint="git diff > my-change.diff")
     base = provision(source, progress)
-    files, unplayed = [], dict[str, str]()
-    for patched in parsed:
+    files, unplayed = dict[str, ChangedFile](), dict[str, str]()
+    for patched in parsed:  # a series of commits may change a file several times
         if not patched.path.startswith("vllm/") or not patched.path.endswith(".py"):
             unplayed[patched.path] = why_unplayed(patched.path)
             continue
         old = patched.source_file.removeprefix("a/") if patched.is_rename else patched.path
-        before = None if patched.is_added_file else _text(base, old)
-        if before is None and not patched.is_added_file:
+        former = files.get(old)
+        text = former.after if former else _text(base, old)
+        if text is None and not patched.is_added_file:
             raise UnfitError(
                 f"the diff does not apply: vLLM {base.version} has no {old}", base=base.version
             )
-        after = None if patched.is_removed_file else _applied(patched, before or "", base.version)
+        after = None if patched.is_removed_file else _applied(patched, text or "", base.version)
+        before = former.before if former else text
         if patched.is_rename:
-            files.append(ChangedFile(name=old, before=before, after=None))
+            files[old] = ChangedFile(name=old, before=before, after=None)
             before = None
-        files.append(ChangedFile(name=patched.path, before=before, after=after))
-    changed = replace(base, packages=_overlay(base, files, progress)) if files else base
-    return _checked(name, base, changed, files, unplayed)
+        files[patched.path] = ChangedFile(name=patched.path, before=before, after=after)
+    every = tuple(files.values())
+    changed = replace(base, packages=_overlay(base, every, progress)) if every else base
+    return _checked(name, base, changed, every, unplayed)
 
 
 def _overlay(base: Release, files: Sequence[ChangedFile], progress: Progress) -> Path:
