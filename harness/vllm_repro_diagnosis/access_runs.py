@@ -115,7 +115,7 @@ class AccessRuns:
         """
         stamps = list(_stamps(block, begin, end))
         kept = {_start(block, begin, end - 1), *{kind: start for start, kind, _ in stamps}.values()}
-        marks = [
+        marks = [  # three answers in a row prove that a server survived an error
             (b'"POST ', 3),
             (b" /health", 3),
             *((kind.encode(), 1) for kind in self._kinds if "\0" not in kind),
@@ -141,9 +141,10 @@ class AccessRuns:
 
 
 def kind_of(raw: str) -> str | None:
-    """Return the fixed beginning of an access line or token count that may be skipped; else None.
+    """Return the kind of an access line or token count; None for other lines.
 
-    A zero character stands for the time.
+    Lines of one kind in a row need not be read. The kind is the line's beginning, up to its first
+    number that changes; in a token count a zero character stands for the time.
     """
     if not raw.endswith(("OK", "%")) or (match := _LINE.fullmatch(raw)) is None:
         return None

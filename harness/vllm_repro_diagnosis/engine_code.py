@@ -86,9 +86,17 @@ def booting(functions: frozenset[str]) -> bool:
     return bool(functions & _BOOT)
 
 
-def starting(functions: frozenset[str]) -> bool:
-    """Return True if one of the functions is of the server program, before its first engine."""
-    return bool(functions & _START)
+def starting(raised: Raised) -> bool:
+    """Return True if a frame is of the server program, or of `LLM()`, before its first engine."""
+    return not _START.isdisjoint(raised.functions) or constructing(raised)
+
+
+def constructing(raised: Raised) -> bool:
+    """Return True if the exception left `LLM()`, the constructor of a program without a server."""
+    return any(
+        frame.function == "__init__" and frame.file.endswith("vllm/entrypoints/llm.py")
+        for frame in raised.frames
+    )
 
 
 def of_one_call(raised: Raised) -> bool:

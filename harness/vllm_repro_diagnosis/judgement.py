@@ -18,11 +18,13 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 
 from vllm_repro_diagnosis.engine_code import (
     LOOPS,
     MAIN,
     booting,
+    constructing,
     leaves_the_engine,
     of_one_call,
     starting,
@@ -277,7 +279,8 @@ def judge_life(life: ServerLife, we_terminated: bool | None) -> Diagnosis:
             if each.process or each.level or each.native or each.first_line > life.booted_at
         )
     diagnoses = []
-    for paste in (False, True) if life.is_mixed else (not life.is_log,):
+    as_pastes = (False, True) if life.is_mixed else (not life.is_log,)
+    for paste in as_pastes:
         case = _Case(
             life=life,
             paste=paste,
@@ -363,7 +366,8 @@ def _may_explain(case: _Case, kind: AnySign, root: Root | None, time: str) -> bo
     sign = case.life.first[kind]
     if kind is SignKind.EARLIER:
         told = root.message if root else ""
-        return ("_C" if "import" in sign.text else "CUDA") in told
+        words = {"import": "_C", "fatal error": "non-zero exit status"}
+        return next((words[key] for key in words if key in sign.text), "CUDA") in told
     if kind not in (SignKind.OOM_KILLED, SignKind.OOM_NAMED, Meaning.KILLED):
         return True
     if root is not None and bare_name(root.raised.exception) in _OF_PROGRAM:
@@ -522,7 +526,8 @@ def _last_words(case: _Case) -> Diagnosis | None:
             return _lives(_INTERRUPTED)
         if root is None and not case.paste:
             suffix = _signal_suffix(failed.text)
-            missing = "" if suffix else "; the root cause is not in this part of the log"
+            told = suffix or "Failed to " in failed.text  # Triton quotes the cause
+            missing = "" if told else "; the root cause is not in this part of the log"
             return _died(f"{not_up}{missing}: {failed.text}{suffix}")
         if root is not None and _is_exit(root.raised):
             return _lives(_INTERRUPTED)
@@ -673,7 +678,7 @@ def _death_at_start(case: _Case) -> Diagnosis | None:
     """Judge an exception of the server program before an engine served; None without one."""
     for raised in case.raised:
         # The interpreter prints an uncaught exception without a level, with the program's frames.
-        by_function = starting(frozenset(raised.functions)) and _in_vllm(raised)
+        by_function = starting(raised) and _in_vllm(raised)
         by_server = (_of_server(raised) and not case.paste) or raised.headline == UNCAUGHT
         if raised.level or raised.of_side_thread or not (by_function or by_server):
             continue
@@ -690,6 +695,8 @@ def _death_at_start(case: _Case) -> Diagnosis | None:
         how = "The server ended while it booted"
         if case.life.first_engine_line is None:
             how = "The server refused to start"
+        if constructing(raised):
+            how = "The program that uses vLLM ended in `LLM()`"
         return _by_exception(True, f"{how}, before an engine served", last, Phase.BOOT)
     return None
 
@@ -851,8 +858,11 @@ def _pasted(case: _Case) -> Diagnosis | None:
     if _leaves(root):
         return _by_exception(True, _LEFT, root)
     functions = frozenset(root.raised.functions)
-    if starting(functions) and not _is_exit(root.raised):
-        return _by_exception(True, "The server ended while it booted", root, Phase.BOOT)
+    if starting(root.raised) and not _is_exit(root.raised):
+        how = "The server ended while it booted"
+        if constructing(root.raised):
+            how = "The engine did not come up in `LLM()`"
+        return _by_exception(True, how, root, Phase.BOOT)
     if _of_server(root.raised) and bare_name(root.raised.exception) in _IMPORT_ERRORS:
         return _by_exception(True, "vLLM failed as it was imported", root, Phase.BOOT)
     why = _ALONE
@@ -1062,9 +1072,20 @@ def _open_end(case: _Case) -> Diagnosis:
             "A traceback in this log has no frames that can be read: give the log as the server "
             "wrote it."
         )
+    if SignKind.STACK in life and not case.raised:
+        return _undecided(
+            "A tool read the stack of a process, so that process lived: a hang, or one long step. "
+            "Compare the stacks of all ranks."
+        )
     if SignKind.BOOT_FAILED in life and not life.ready:
         why = "The engine did not come up, and this log does not show what ended it"
         return _by_exception(None, why, case.root)
+    served = life.booted or life.boot_line or (life.ready and life.of_vllm)
+    if not served and _OF_CLIENT.search("\n".join(life.prose)):  # a proxy answers like a server
+        return _undecided(
+            "This is the log of a client or a proxy: only its server's log can show whether the "
+            "engine died."
+        )
     lived = life.ready or life.booted or (life.offline and cause is None)
     if lived and not (late and cause and cause.raised.native):
         return _silence(case)
@@ -1080,6 +1101,8 @@ def _open_end(case: _Case) -> Diagnosis:
     others = [each for each in case.raised if not (each.of_dead_engine or each.of_side_thread)]
     if life.is_log and others:
         return _by_exception(None, _ALONE, Root(raised=others[0]))
+    if life.boot_line:
+        return _silence(case)
     if not case.paste:
         return _undecided(
             "This part of a log shows neither a boot nor an answered request: paste it from the "
@@ -1090,6 +1113,9 @@ def _open_end(case: _Case) -> Diagnosis:
     )
 
 
+_OF_CLIENT = re.compile(
+    r"=+ Serving Benchmark Result =+|LiteLLM (?:Proxy|Router)\b|/litellm/|\bopen_webui\b"
+)
 _OF_ANOTHER: dict[AnySign, str] = {
     SignKind.OOM_NAMED: "The kernel killed a process like vLLM's, perhaps of another server",
     SignKind.PEER_LOST: _LOST_PEER,
@@ -1136,6 +1162,8 @@ def _silence(case: _Case) -> Diagnosis:
     if _boot_interrupted(case):
         return _lives(_INTERRUPTED)
     state = "The server was still booting, without a failure"
+    if life.boot_line and not life.booting:
+        state = "The engine had booted, without a failure"
     if life.offline:
         state = "The program that uses vLLM ran without a failure"
     elif life.ready:
@@ -1220,8 +1248,13 @@ def _named(root: Root | None) -> str:
 
 
 def _names_in(links: tuple[Raised, ...]) -> frozenset[str]:
-    """Return the names of the functions in all links of a chain."""
-    return frozenset(name for link in links for name in link.functions)
+    """Return the names of the functions in all links of a chain, and of calls that timed out."""
+    called = (_CALL.findall(link.message) for link in links)
+    return frozenset(chain(*called, *(link.functions for link in links)))
+
+
+_CALL = re.compile(r"^RPC call to (\w+) timed out")
+"""The function of a worker that did not answer."""
 
 
 def _tells_phase(functions: frozenset[str]) -> bool:
@@ -1266,10 +1299,9 @@ def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
         return Phase.REQUEST
     asked = life.open and diagnosis.died
     if not life.ready and not asked:
-        failed = SignKind.BOOT_FAILED in life
-        return (
-            Phase.BOOT if failed or (life.booted and not (life.headless or life.offline)) else None
-        )
+        begun = life.booted or (life.booting and case.engine_missing is None)
+        begun &= not (life.headless or life.offline)
+        return Phase.BOOT if begun or SignKind.BOOT_FAILED in life else None
     waited = any(raised.of_dead_engine and "generate" in raised.functions for raised in case.raised)
     broken = SignKind.STREAM_FAILED in life and diagnosis.died
     serving = waited or broken or asked or SignKind.SERVER_ERROR in life or any(life.busy.values())

@@ -40,6 +40,7 @@ class SignKind(StrEnum):
     DUMP = "scheduler-dump"
     PEER_LOST = "peer-lost"  # torch's store of another rank does not answer
     EARLIER = "earlier"  # an error that vLLM logs and goes on, and that may explain a later one
+    STACK = "stack"  # a tool printed the stack of a living process
     PARENT_GONE = "parent-gone"  # a worker outlived the process that had started it
     PROCESS_DIED = "process-died"  # another process than EngineCore or a worker is gone
     INTERRUPTED = "interrupted"  # Ctrl-C on the server's terminal
@@ -131,6 +132,7 @@ _FATAL = (
     "Engine background task failed",
     "Engine iteration timed out.",
 )
+_GLOG = r"(?:E\d{4} \S+ \d+ [\w.]+:\d+\] )?"
 _WORKER = r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly"
 _TOLD = r"(?:RuntimeError: |Exception occurred while running API servers: )?"
 # a signal that asks to stop is no death
@@ -146,6 +148,12 @@ _WORDINGS: tuple[tuple[str, SignKind], ...] = (
     (rf"{_TOLD}Process \S+ {_WITH_CODE}", SignKind.PROCESS_DIED),
     ("Received KeyboardInterrupt, shutting down API servers", SignKind.INTERRUPTED),
     (r"Error in .{0,80}stream\w* generator", SignKind.STREAM_FAILED),
+    # a compiler, which an exception of its caller does not quote
+    (r"\S+:\d+:\d+: fatal error: ", SignKind.EARLIER),
+    # Triton, around vLLM
+    (rf"{_GLOG}\"?Failed to (?:initialize Python stub|create instance): ", SignKind.BOOT_FAILED),
+    # py-spy
+    (r"Thread \d+ \((?:idle|active)\): \"MainThread\"", SignKind.STACK),
     # Intel's driver, then Ray, UCX and Open MPI
     (r"Abort was called at \d+ line in file", SignKind.NATIVE_CRASH),
     (r"\[[^\]\n]{3,80}\] logging\.cc:\d+: \*\*\* SIG", SignKind.NATIVE_CRASH),
@@ -186,6 +194,12 @@ _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\
 _FRAME = re.compile(r'File "[^"\n]+", line \d+')
 _CONNECTOR = re.compile(r"kv_connector['\"]?[=:] ?['\"](\w+)['\"]")
 _REQUEST = ("Received request ", "Added request ", "Processed prompts: ")
+_BOOT_LINE = re.compile(
+    r"Initializing an? (?:V\d )?LLM engine|init engine \(|Starting to load model |Loading weights "
+    r"took|Model loading took|GPU KV cache size: |Graph capturing finished"
+    r"|(?:No current|Waiting for creating a) placement group"
+)
+"""Lines that an engine logs as it boots, from 0.6 on."""
 _REFUSED = re.compile(r"(?:vllm(?: serve)?|api_server\.py): error: ")
 _STATS = re.compile(
     r"(?:Engine (\d+): |\d+ Engines Aggregated: )?Avg prompt throughput: ([\d.]+) tokens/s, "
@@ -236,6 +250,8 @@ class ServerLife:
         # the log has a server's first lines, and the last of them
         self.booted = False
         self.booted_at: float = 0
+        # the last line of an engine's boot, "" without one
+        self.boot_line = ""
         # the server answered or counted requests, so it had booted
         self.served = False
         # a further node of the server, which has no API server
@@ -287,6 +303,8 @@ class ServerLife:
         self._of_server: bool | None = None
         self._block: float = 0
         self._last_bare: float = 0
+        # the line above asks whether a container was killed
+        self._asked = False
         self._answers: deque[float] = deque(maxlen=_SURVIVED)
 
     def __contains__(self, kind: AnySign) -> bool:
@@ -311,6 +329,11 @@ class ServerLife:
     def ready(self) -> bool:
         """Return True if the server was ready: it logged so, answered or counted requests."""
         return self.served or SignKind.READY in self.first
+
+    @property
+    def booting(self) -> bool:
+        """Return True if an engine logged lines of its boot, and not the last of them."""
+        return bool(self.boot_line) and not self.boot_line.startswith("init engine (")
 
     def ended_by(self, line: Line) -> bool:
         """Return True if another server's log begins with this line.
@@ -433,6 +456,8 @@ class ServerLife:
         if line.pid is not None:
             self.pids[line.pid] = line.process
             self._known.add(line.pid)
+        if line.of_vllm and _BOOT_LINE.match(text):
+            self.boot_line = text
         if first_words := boot_marker(line):
             self.booted, self.booted_at = True, line.number
             self._begun[first_words] = line.raw
@@ -560,6 +585,9 @@ class ServerLife:
         if number > self._last_bare + 1 or not text or PROMPT.match(text):
             self._of_server, self._block = None, number
         self._last_bare = number
+        # the answer of `docker inspect` to a template
+        killed = self._asked and re.search(r"\btrue\b", text)
+        text, self._asked = f"OOMKilled: {text}" if killed else text, "OOMKilled}}" in text
         named = names_server(text)
         if named is False and self._of_server is None:  # `docker inspect` ends with the name
             self.first = {

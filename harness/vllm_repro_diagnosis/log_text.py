@@ -129,6 +129,8 @@ _COLLECTORS = (
         r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? (?!Process)\S{0,79}[^\s:] "
         r"[\w./@-]{1,80}(?:\[\d+\])?: ?"
     ),
+    # Open MPI's rank, behind the words of its launcher
+    re.compile(r"(?:[\w :-]{1,80}: )?\[\d+,\d+\]<std(?:out|err)>: ?"),
     # `ts` of moreutils
     re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? "),
     # an exception in pytest's report, as a CI stamps it
@@ -249,9 +251,9 @@ def read_lines(
     for number, stream, at, piece in chain(ahead, pieces):
         if number > learnt:
             prefixes.learn(piece, at)
-        prefixes.learn_bare(runs.stamped - skipped)
+        prefixes.learn_bare(runs.stamped - skipped)  # what was skipped began with vLLM's own words
         skipped = runs.stamped
-        runs.off |= prefixes.mostly_prefixed
+        runs.off |= prefixes.mostly_prefixed  # then no line begins with vLLM's own words
         yield from _split_glued(number, stream, piece, prefixes.end(piece, at))
 
 

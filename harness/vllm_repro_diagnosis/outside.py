@@ -33,7 +33,7 @@ class Report:
 
 
 _EXIT = (
-    r"(?i:\bexit(?:ed|s)?(?:[ _-]?(?:code|status))?[\"']?(?:\s+with)?"
+    r"(?i:\b(?:exit(?:ed|s)?|restarting(?= \(\d))(?:[ _-]?(?:code|status))?[\"']?(?:\s+with)?"
     r"(?:\s+(?:non-zero\s+)?(?:exit\s+)?(?:code|status))?[\s:=(\"\[]{0,14}"
     r"|^make(?:\[\d+\])?: \*\*\* .*\bError )"
 )
@@ -51,6 +51,8 @@ _TRANSLATED = (
     "|Ошибка сегментирования|Violación de segmento|죽었음"
 )
 """A shell's words for a deadly signal in Chinese, Japanese, German, French, Russian and others."""
+_OF_SCRIPT = r"\S+?[:：] ?(?:[^\W\d]+ ?\d+|第 ?\d+ ?行)[:：] *\d+ "
+"""Where bash puts a signal in a script: `serve.sh: line 7: 2388 `, in the user's language."""
 _DEADLY = (
     r"(?:Out Of Memory|Killed|Aborted|Bus error|Illegal instruction|Floating point exception"
     rf"|Segmentation fault|{_TRANSLATED})(?: ?[(（][^()（）]{{1,20}}[)）])?"
@@ -93,7 +95,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         "shell",
         Meaning.KILLED,
         (
-            rf"^(?:\S+: line \d+: +\d+ |\S*sh: )?{_DEADLY}(?:\s{{4,}}.*)?$"
+            rf"^(?:{_OF_SCRIPT}|\S*sh: )?{_DEADLY}(?:\s{{4,}}.*)?$"
             rf"|^(?:\[\d+\]\s*[+-]?\s*(?:\d+\s+)?|\S*sh: |\d+ )(?i:{_DEADLY}|abort)(?:\s{{2,}}.*)?$"
             r"|^make(?:\[\d+\])?: \*\*\* .*\b(?:Killed|Segmentation fault|Aborted)"
         ),
@@ -102,7 +104,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         "shell",
         Meaning.ENDED,
         (
-            r"^(?:\S+: line \d+: +\d+ |\S*sh: |\[\d+\]\s*[+-]?\s*(?:\d+\s+)?)?"
+            rf"^(?:{_OF_SCRIPT}|\S*sh: |\[\d+\]\s*[+-]?\s*(?:\d+\s+)?)?"
             r"(?:[Tt]erminated|[Hh]angup|已终止|已終止|Beendet)(?:\s{2,}.*)?$"
         ),
     ),
@@ -235,7 +237,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
             r"|failed (?:ELB|container|load balancer) health checks|\btask stopped by\b"
             r"|\bthe (?:operation|job|run) was cancell?ed|exceeded the maximum execution time"
             r"|\bTerminate orphan process: pid \(\d+\) \((?:vllm|VLLM|python|pt_main)"
-            r"|\brunner has received a shutdown signal"
+            r"|\brunner has received a shutdown signal|\bhit its timeout of \d|^Runner terminated\b"
         ),
     ),
     ("cloud", Meaning.EXITED, r"\bEssential container in task exited\b"),
@@ -317,7 +319,18 @@ _TABLE = tuple(
 _WORDS = (
     *_TRANSLATED.lower().split("|"),
     *("已终止", "已終止", "beendet", "läuft"),
-    *("kill", "exit", "oom", "signal", "sigterm", "terminat", "abort", "dump", "segfault"),
+    *(
+        "kill",
+        "exit",
+        "restarting (",
+        "oom",
+        "signal",
+        "sigterm",
+        "terminat",
+        "abort",
+        "dump",
+        "segfault",
+    ),
     *("segmentation", "out of memory", "illegal inst", "bus error", "cancel", "evict", "probe"),
     *("preempt", "xid", "off the bus", "died", "dead", "memory", "backoff", "back-off"),
     *("time limit", "longer than", "interrupted", "health check", "stopp", "timed out", "timeout"),
@@ -342,6 +355,14 @@ _ADDRESS = re.compile(
     r"(?:', port=|:| port )(?!8\d{3}\b)\d"
 )
 """The address of a server in an error of a client, unless it is local or has a port like 8000."""
+_READS = re.compile(
+    r"\W{0,3}(?:\S+@\S+\W+)?(?:sudo )?(?:"
+    r"(?:docker|podman|nerdctl|crictl)(?: container)? (?:inspect|ps|events|logs|stats|info)\b"
+    r"|(?:kubectl|oc|k)(?: -\S+(?: \S+)?)* (?:get|describe|logs|events|top)\b"
+    r"|systemctl(?: --\S+)* (?:status|show)\b|(?:dmesg|journalctl|sacct|squeue)(?:$|\s+[-|>]|\s*\|)"
+    r"|[ef]?grep [-'\"\w]|scontrol show\b)(?!:|.{0,20} (?:shows?|says?|reports?|told|prints?)\b)"
+)
+"""A typed command that only reads: its words are no report, its output may be one."""
 _GUESSES = re.compile(r"There are some potential root causes|Some common causes include")
 """The beginning of Ray's list of possible causes, none of which it knows."""
 _LONGEST = 600
@@ -362,6 +383,8 @@ def report_of(text: str) -> Report | None:
         if word in lowered:
             break
     else:
+        return None
+    if _READS.match(text):
         return None
     text = _GUESSES.split(text)[0].strip()
     report = next((known for known, wordings in _TABLE if wordings.search(text)), None)
@@ -415,7 +438,8 @@ _NOBODY = re.compile(
 _NAMES = re.compile(
     # a job of a shell
     r"(?:^|[\s+\]])(?i:killed|terminated|abort(?:ed)?|hangup|bus error|(?:exit|done) \d+"
-    r"|segmentation fault|illegal instruction)(?: \(core dumped\))?\s{2,}(?!Exit|Reason|Signal|\d)"
+    rf"|segmentation fault|illegal instruction|{_TRANSLATED})"
+    r"(?: ?[(（][^()（）]{1,20}[)）])?\s{2,}(?!Exit|Reason|Signal|\d)"
     r"(\S.*)|\bJob \d+, '([^']+)'|\bCommand '(.+?)' (?:died|returned)"
     r"|^make\S* \*\*\* \[(?:\S+:\d+: )?([\w-]+)\]"
     # process managers
@@ -428,8 +452,9 @@ _NAMES = re.compile(
     r"|\b(?:image|name|container|pod)=[\\\"]*([\w./:@-]+)"
     r"|\"(?:Names?|Path|Image|Command|Service)\":\s*\"/?([^\"]+)"
     r"|^([\w.-]+?)(?:\.\d+)?(?:\.\w+)?\s+\"task:|\b(?:[Cc]ontainer|(?<!by )[Pp]od) (?:\w+/)?"
-    r"([a-z]\w*[-_.\d][\w.-]*)|^([\w./:@-]+)\s+(?:Exited \(|Up (?:\d|About|Less))"
-    r"|^(?:[0-9a-f]{4,12}\s+|(?=\S+\s{2}))([\w./:@-]+)\s.*(?:Exited \(|Up (?:\d|About)).*?(\S+)$"
+    r"([a-z]\w*[-_.\d][\w.-]*)|^([\w./:@-]+)\s+(?:(?:Exited|Restarting) \(|Up (?:\d|About|Less))"
+    r"|^(?:[0-9a-f]{4,12}\s+|(?=\S+\s{2}))([\w./:@-]+)\s.*"
+    r"(?:(?:Exited|Restarting) \(|Up (?:\d|About)).*?(\S+)$"
     r"|\bProcess \d+ \(([^)]+)\)"
     # the first word of a line, if it looks like a name
     r"|^(\w*[-_./\d][\w./-]*) (?:finished|exited|ended|terminated|died|failed) "

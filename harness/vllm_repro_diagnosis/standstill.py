@@ -140,7 +140,10 @@ class ProcessReading:
 
     @property
     def asleep(self) -> bool:
-        """Return True if it did nothing, and did not wait for a processor or a disk."""
+        """Return True if it did nothing, and did not wait for a processor or a disk.
+
+        One look may meet the moment in which a sleeper wakes up to look for work.
+        """
         awake = sum(letter not in "SI" for letter in self.states)
         return len(self.states) >= _LOOKS and self.cpu < _ASLEEP and awake <= 1
 

@@ -197,7 +197,9 @@ _NOTEBOOK_CODE = re.compile(r"\s*(-+> ?)?\d+(?:\s(?P<code>.*))?")
 _FRAME = re.compile(r'File "([^"\n]{1,1000})", line (\d{1,9})\d*(?:\s*, in (<\w+>|[\w.<>]+))?')
 _CARETS = re.compile(r"[\^~]+(?: <--- HERE)?")
 _REPEATED = re.compile(r"\[Previous line repeated \d+ more times?\]")
-_DOTTED = r"(?:[A-Za-z_]\w*\.)*"
+_JAVA = r"(?!(?:javax?|org|com|ai|io)\.\w+\.)"
+"""Not the package of an exception of Java, as a server around vLLM prints it."""
+_DOTTED = _JAVA + r"(?:[A-Za-z_]\w*\.)*"
 _KNOWN_CLASS = (
     _DOTTED
     + r"(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Fault|Timeout|Timedout|Failure|Failed|Died"
@@ -208,7 +210,7 @@ _KNOWN_CLASS = (
 # is capitalised: a lone lower-case word before a colon (`nanobind: leaked 4 instances!`) is no
 # exception.
 _LIKELY = re.compile(rf"({_KNOWN_CLASS})(?:: ?(.*)|$)", re.DOTALL)
-_ANY = re.compile(r"((?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]|[A-Z])\w*)(?:: ?(.*)|$)", re.DOTALL)
+_ANY = re.compile(_JAVA + r"((?:(?:[A-Za-z_]\w*\.)+[A-Za-z_]|[A-Z])\w*)(?:: ?(.*)|$)", re.DOTALL)
 _ON_ONE_LINE = re.compile(
     rf"(?<!\S)(?<!raise )(?<!except )({_KNOWN_CLASS})(?:: +(?=\S)(.*)|\s*$)", re.DOTALL
 )
@@ -365,7 +367,7 @@ class Finder:
     def is_idle(self, line: Line) -> bool:
         """Return True if this line's process and logging call have no open traceback.
 
-        False before the first line of that call.
+        False before the first line of that call: nothing of it was closed yet.
         """
         transcript = self._transcripts.get(_key(line))
         return transcript is not None and transcript.block is None

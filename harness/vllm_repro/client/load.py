@@ -114,7 +114,7 @@ class LoadClient:
         connection, address = _Connection(), (self._host, self._port)
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT):
-                if self._tls is None:
+                if self._tls is None:  # only a socket of ours tells the kernel's times
                     connect = asyncio.to_thread(socket.create_connection, address, _CONNECT_TIMEOUT)
                     connection.read_from(await connect)
                 else:

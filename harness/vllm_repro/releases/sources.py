@@ -152,7 +152,7 @@ def _package(text: str) -> str:
     if path and _is_wheel(path):
         text, name = f"{path}", path.name.partition("-")[0]
     elif path and any((path / file).is_file() for file in ("pyproject.toml", "setup.py")):
-        return f"{path}"
+        text, name = f"{path}", path.name
     elif not (re.fullmatch(r"(?ai)[a-z\d]([\w.-]*[a-z\d])?==\S+", text) and version_of(version)):
         raise UsageError(
             f"{text!r} is no package beside vLLM",

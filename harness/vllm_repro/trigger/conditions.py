@@ -1,4 +1,7 @@
-"""Conditions of a trigger, except those in a module of their own."""
+"""Conditions of a trigger that need no arithmetic of their own.
+
+Such as the size of a request, its chunks, the requests that run together, a flag or a stop string.
+"""
 
 from __future__ import annotations
 

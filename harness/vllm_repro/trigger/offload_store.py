@@ -239,6 +239,7 @@ def offload_outgrown() -> Condition:
             ("the GPU's cache has", pool - 1),
             ("the connector holds", room - 1),
         )
+        # the requests filled the GPU's cache, and the connector holds less than that
         return TriggerResult(
             filled >= pool - 1 > room - 1, (text, *seen), brief, (Amounts("blocks", bars),)
         )

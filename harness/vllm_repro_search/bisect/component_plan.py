@@ -97,15 +97,18 @@ class ComponentPlan(ChangePlan[Combination]):
             if side is not Side.SKIP:
                 # by whether the cause makes this combination fail
                 likely = (0.0, self.rate) if side is Side.BAD else (1.0, 1 - self.rate)
-                share = {
+                likelihoods = {
                     cause: likely[cause.fails(combination)]
                     for cause in chances
                     # More than two may be bad since any version: such a boot tells nothing of it.
                     if len(cause.firsts) < 3 or sum(map(bool, combination)) < 3
                 }
-                total = sum(chances[cause] * part for cause, part in share.items())
-                mean = total / (sum(chances[cause] for cause in share) or 1.0)
-                weights = {cause: chances[cause] * share.get(cause, mean) for cause in chances}
+                evidence = sum(chances[cause] * part for cause, part in likelihoods.items())
+                # of causes that the boot tells nothing of, so that they keep their share
+                mean = evidence / (sum(chances[cause] for cause in likelihoods) or 1.0)
+                weights = {
+                    cause: chances[cause] * likelihoods.get(cause, mean) for cause in chances
+                }
                 total = sum(weights.values())
                 chances = {cause: weight / total for cause, weight in weights.items() if weight}
         return replace(self, results=(*self.results, *results), chances=chances)
@@ -233,11 +236,13 @@ class ComponentPlan(ChangePlan[Combination]):
         """
         chances: dict[Combination, tuple[float, float]] = {}
         for component, size in enumerate(self.sizes):
+            # the chance of all causes that differ only in the first bad versions of the others, by:
+            # together or either, first bad version of this one, the others, whether there are any
             alike: defaultdict[tuple[bool, int, tuple[int, ...], bool], float] = defaultdict(float)
             for cause, chance in self.chances.items():
                 firsts = dict(cause.firsts)
                 first = firsts.pop(component, 0)
-                if len(cause.firsts) < 3:
+                if len(cause.firsts) < 3:  # of more, the versions are unknown
                     alike[cause.together, first, tuple(firsts), len(cause.firsts) > 1] += chance
             ends = [
                 (0,) if place == component else {0, last} for place, last in enumerate(self.ends[1])

@@ -79,8 +79,13 @@ def release_result(result: ArmResult, *, imitated: bool) -> ReleaseResult:
 
 
 _DECIDED = (ReleaseResult.LIVES, ReleaseResult.DIES, ReleaseResult.SOMETIMES)
-_DOES = {Expected.ERRS: "answers wrongly", Expected.HANGS: "hangs", Expected.SPINS: "is never idle"}
-"""The verb for a bug that is no crash."""
+_DOES = {
+    Expected.DIES: "dies",
+    Expected.ERRS: "answers wrongly",
+    Expected.HANGS: "hangs",
+    Expected.SPINS: "is never idle",
+}
+"""The verb for each bug that an arm can declare."""
 
 _LISTED: Mapping[ReleaseResult | None, tuple[str, str]] = {
     ReleaseResult.FAILS_OTHERWISE: ("fails in another way", "fail in another way"),
@@ -399,7 +404,8 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
         """Return the sentence on what one arm does in the releases."""
         arms = {row.version: arm for row in self.boots for arm in row.arms if arm.name == name}
         fates = {version: arm.fate for version, arm in arms.items()}
-        does = next((_DOES[arm.expected] for arm in arms.values() if arm.expected in _DOES), "dies")
+        bugs = (arm.expected for arm in arms.values() if arm.expected.has_bug)
+        does = _DOES[next(bugs, Expected.DIES)]
         words = {
             ReleaseResult.LIVES: "lives in",
             ReleaseResult.DIES: f"{does} in",

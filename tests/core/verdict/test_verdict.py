@@ -601,7 +601,8 @@ def test_order_of_classification(facts: TrialFacts, outcome: Outcome) -> None:
     assert classify(facts) is outcome
 
 
-def test_every_outcome_has_its_facts() -> None:
+def test_every_outcome_and_declaration_has_its_facts() -> None:
+    assert all(expected.did for expected in Expected)
     errors = {outcome for outcome in Outcome if outcome.facts.ci == "error"}
     assert errors == {Outcome.BOOT_FAILED, Outcome.INFRA, Outcome.CANCELLED}
 
