@@ -37,7 +37,8 @@ _LEAD = (
 )
 _PREFIX = (
     r"(?:(?:[A-Za-z_]\w*=(?:'[^'\n]*'|\"[^\"\n]*\"|\S*)|sudo|env|exec|nohup|time|numactl"
-    r" \S+|(?:uv|poetry|pixi) run)[ \t]+)*"
+    r" \S+|(?:uv|poetry|pixi) run|srun(?:[ \t]+-\S+)*"
+    r"|(?:apptainer|singularity)[ \t]+exec(?:[ \t]+\S+)*?[ \t]+\S+\.sif)[ \t]+)*"
 )
 _BENCH_OF_ENGINE = (
     r"(?:[\w./~-]*/)?(?:vllm[ \t]+bench[ \t]+(?:latency|throughput)\b"
@@ -318,6 +319,8 @@ def _of_shell(line: str) -> str:
             rf"^[ \t]*ExecStart{_IS}[@:+!-]*(?:/\S*/(?:env[ \t]+|(?=(?:docker|podman)[ \t])))?",
             "",
         ),
+        # a container of podman for systemd
+        (r"^[ \t]*Exec=(?=--model|\S*/)", "vllm serve "),
         (rf"^[ \t]*Environment{_IS}(.*)", _exported),
         (r"^[A-Z][a-z]\w*=.*", ""),
     )

@@ -337,7 +337,9 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
     A comment has the fields for a run without a GPU. stated_shape: the model's shape is known.
     """
     on_cpu = facts.on_cpu or (command.container is not None and "-cpu" in command.container.image)
-    count = 0 if on_cpu else parallel(command)
+    # Without a command, its parallel sizes are not known.
+    alone = re.match(r"\d+(?= x )", facts.gpus.value if facts.gpus and not facts.commands else "")
+    count = 0 if on_cpu else int(alone[0]) if alone else parallel(command)
     needs = {"gpus": count}
     if facts.gpus is not None and count:
         made.guess(f"reported on {facts.gpus.value}", facts.gpus.words, facts.gpus.used)
@@ -549,6 +551,12 @@ _EXCEPTION = re.compile(
     r"\b[A-Z]\w{2,40}(?:Error|Exception)\b(?:: (?:(?!\. [A-Z])[^\n`|\x22]){1,150})?"
 )
 
+_OF_REPORT = re.compile(
+    r"(?s)[.!?;]\s+(?:(?:With(?:out)?|If|When|After|Since|On|In|I|We|My|Our|It|This|Only|Same"
+    r"|Works?|Setting|Removing|Happens)\b|[^.]*--[a-z]|.*?\. [^.]*--[a-z]).*"
+)
+"""What follows an exception's message on a line of prose, such as a condition or a flag."""
+
 
 def _put_signature(made: Draft, facts: Facts) -> None:
     """Add the signature of the engine's death, from the text's traceback, if the engine dies."""
@@ -564,7 +572,12 @@ def _put_signature(made: Draft, facts: Facts) -> None:
         )
         made.put("signature", made.file.call("unstated"))
         return
-    message = diagnosis.message or ""
+    whole = diagnosis.message or ""
+    prose = "\n".join(line for block in facts.blocks if not block.code for line in block.lines)
+    alone = not diagnosis.frames and whole[:60] in prose
+    message = _OF_REPORT.sub("", whole) if alone else whole
+    if message != whole:
+        made.guess("the message is cut before what may be words of the report", whole, ())
     frames = _frames([(frame.file, frame.function) for frame in diagnosis.frames])
     if not frames and (frames := tuple(dict.fromkeys(_NAMED_FUNCTION.findall(message)))):
         made.guess(

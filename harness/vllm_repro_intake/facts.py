@@ -133,9 +133,10 @@ _VERSIONS = (
 _RELEASE = rf"v?(?P<version>0\.[1-9]\d?\.\d{{1,2}}(?:{_PRE}|\.\d+)*)(?![\w.]*\d)"
 _TITLE_VERSION = re.compile(rf"(?a)(?<![\w.])(?:v(?=0)|(?<=\bto )|(?<=[:(\]] )){_RELEASE}")
 _BARE_VERSION = re.compile(
-    rf"(?ai)(?:(?<![\w.])(?:\b(?:to|on|in|with|is|at|since|version|release|and|run|running"
-    rf"|use|using) |[:(：（] ?|\A|(?<=[\n。])|(?<=[.!?;,] )|(?<=\bv))"
-    rf"|\b(?:vllm|version|release|build)\b[\"'`* ]*"
+    rf"(?ai)(?:(?<![\w.])(?:\b(?:to|on|in|with|is|at|since|version|versión|versione"
+    rf"|версия|release|and|run|running|use|using) "
+    rf"|[:(：（] ?|\A|(?<=[\n。])|(?<=[.!?;,] )|(?<=\bv))"
+    rf"|\b(?:vllm|version|versión|versione|версия|release|build)\b[\"'`* ]*"
     rf"[:=|：][\"'`* ]*){_RELEASE}"
 )
 _LAST_OF_RANGE = re.compile(
@@ -150,7 +151,8 @@ _OLDER = re.compile(
 )
 _LACKS = (
     r"(?:works?|worked|working|(?<!the )(?:fine|ok(?:ay)?|good)|stable|pass(?:es|ed)?|unaffected"
-    r"|surviv\w+|lives|ran (?:for|fine|ok|well)|accepted|has no|has it not|goes away|gone"
+    r"|surviv\w+|lives|ran (?:for|fine|ok|well)|accepted|has no|has it not|goes away"
+    r"|(?<!engine )(?<!server )(?<!core )gone"
     r"|(?<!re)solve[sd]?"
     r"|resolve[sd]?|fix(?:es|ed)?|avoid(?:s|ed)?|helps|cure[sd]?"
     r"|(?:going|went) back|downgrad\w+|revert\w+|roll\w+ back)"
@@ -203,14 +205,16 @@ _PRODUCT = re.compile(
     r"|litellm|python|numpy|peft|outlines|tokenizers|modelopt|inductor"
 )
 _HUB_MODEL = re.compile(
-    r"(?i)(?:模型|モデル|\bmodel(?: name| id| path|url|Artifacts:(?:\s+\w+: \S+)*\s+name)?"
+    r"(?i)(?:模型|モデル|\bpretrained"
+    r"|\bmodel(?:[ _](?:name|id|path|source)|url|Artifacts:(?:\s+\w+: \S+)*\s+name)?"
     r"|_(?:model|LLM)(?:_name|_id)?)(?:\*\*)?"
     r"(?:\s*[:=|：]+\s*|\s+(?:is|was)\s+|\s*[是为]\s*|[ \t]{2,}|\n[ \t]*value: *)"
     rf"[\"'`*\[]*(?P<model>{_REPOSITORY})(?![\w/])"
 )
 _NAMED_MODEL = re.compile(
-    r"(?i:\b(?:model|serv(?:e|ing)|r[au]n|running|us(?:e|ing)|deploy(?:ed|ing)?|load(?:ed|ing)?"
-    r"|test(?:ed|ing)?|with|on|of|for)) [\"'`*]*(?!\S+\.(?:py|sh|json|ya?ml|md|cpp?|cu)\b)"
+    r"(?:(?i:\b(?:model|serv(?:e|ing)|r[au]n|running|us(?:e|ing)|deploy(?:ed|ing)?|load(?:ed|ing)?"
+    r"|test(?:ed|ing)?|with|on|of|for)) |(?<=\w )\()"
+    r"[\"'`*]*(?!\S+\.(?:py|sh|json|ya?ml|md|cpp?|cu)\b)"
     rf"(?P<model>(?=[\w.-]*/[\w.-]*\d){_REPOSITORY})(?![\w/])"
     rf"|[\"']model[\"'] ?[:=] ?[\"'](?P<body>{_REPOSITORY})[\"']"
 )
@@ -282,13 +286,15 @@ _SYMPTOMS = (
 )
 _SURVIVES = re.compile(
     r"(?i)\b(?:engine|server|enginecore|process|it|vllm)\b[^.\n]{0,30}?\b(?:survives?|recovers?"
+    r"|lives(?=\s*(?:[.,;]|$))"
     r"|(?:stays?|lives?|keeps?|is still) (?:up|on|alive|running|serving|healthy)"
     r"|is (?:fine|healthy)"
     r"|(?:does|did)(?: not|n'?t) (?:crash|die|go down))\b"
     r"|\b(?:next|later|following) requests?\b[^.\n]{0,20}\b(?:is|are|gets?) (?:served|answered)\b"
 )
 _CONDITION = re.compile(
-    r"(?i)--|\b(?:with(?:out)?|if|when|until|unless|instead|workaround|after (?:a )?restart"
+    r"(?i)--|\b(?:with(?:out)?(?! (?:an? )?(?:HTTP|status|errors?|\d{3})\b)"
+    r"|if|when|until|unless|instead|workaround|after (?:a )?restart"
     r"|downgrad\w*|remov\w+|disabl\w+|set(?:ting)?|on|in) |\b0\.\d+"
     r"|\b(?:prefill|decode|proxy|router|gateway|other|second)(?: \w+)?"
     r" (?:server|instance|node|one)\b"
@@ -310,7 +316,9 @@ _NO_CRASH = re.compile(
 """Words about a crash that did not happen, or about a process that the reporter killed."""
 _BOOT = re.compile(
     r"\bstart-?up\b|\b(?:fails?|failed|unable|not) to start\b|\b(?:cannot|can't|won't)"
-    r" start\b|\bboot|\blaunch|\binitiali[sz]|\bwarm-?up\b",
+    r" start\b|\bboot|\blaunch|\binitiali[sz]|\bwarm-?up\b"
+    r"|\bd[ée]marrage\b|\bbeim Start|\barran(?:que|car)\b"
+    r"|启动(?:失败|报错|崩溃|时)|起動(?:時|失敗)",
     re.IGNORECASE,
 )
 _REQUEST = re.compile(

@@ -131,7 +131,9 @@ _LIVED = re.compile(
     re.IGNORECASE,
 )
 _PLACEHOLDER = re.compile(rf"<[^<>]*?{_NUMBER}[ -]?tokens?[^<>]*>")
-_ANSWER = re.compile(r"max_(?:completion_|new_)?tokens['\"]?\s{0,3}[=:]\s{0,3}(\d{1,6})\b")
+_ANSWER = re.compile(
+    r"max_(?:completion_|new_)?tokens['\"`]?(?:\s{0,3}[=:]\s{0,3}| (?:of |is |was )?)(\d{1,6})\b"
+)
 _OUTPUT = re.compile(
     rf"(?<![\w.,-])({DIGITS})[ -](?:output|generated|completion)[ -]tokens?\b"
     r"|\b(?:OSL|(?i:output|generated|completion)[ -](?:tokens?|len(?:gth)?))(?: of| is)?"

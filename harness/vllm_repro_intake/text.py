@@ -97,7 +97,8 @@ class Block:
 def clean(text: str) -> str:
     """Return the text with plain line ends and without a mail's quotation marks.
 
-    Blanks replace other control characters.
+    Blanks replace other control characters, and `[host]` or the like replaces telephone numbers,
+    hosts, users and the owners of shared folders.
     """
     # A page may show each line of a command as a paragraph.
     text = _APART.sub(r"\1", text.replace("\r\n", "\n"))

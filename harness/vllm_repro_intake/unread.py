@@ -93,7 +93,9 @@ SENDS = re.compile(
 )
 """A line that sends a request."""
 _FLAG = re.compile(r"(?a)(?<![\w-])--(?!data|header|request\b|json\b|location\b)[a-z][\w-]+")
-_SET = re.compile(r"(?a)(--[a-z][\w-]+)(?:=|[ \t]+)['\"]?([\w.:/-]*\d[\w.:/-]*\b)")
+_SET = re.compile(
+    r"(?a)(--[a-z][\w-]+|(?<![\w-])-[tpd]p)(?:=|[ \t]+)['\"]?([\w.:/-]*\d[\w.:/-]*\b)"
+)
 _VARIABLE = re.compile(
     r"(?a)\b(?:VLLM|NCCL|TORCH|CUDA|PYTORCH|FLASHINFER|TRITON|HF|OMP|GLOO|RAY|NVSHMEM|UCX"
     r"|LMCACHE)_[A-Z0-9_]+|(?<=\bname: )[A-Z][A-Z0-9]*_[A-Z0-9_]+"
@@ -106,11 +108,15 @@ _SETTING = re.compile(
 )
 """A variable and its value, also in YAML, a table or prose."""
 _ROUTE = re.compile(
-    r"(?:\b(?:GET|POST|PUT|DELETE) |`|https?://[^/\s\"'`]+|\b(?:localhost|127\.0\.0\.1)(?::\d+)?)"
+    r"(?:\b(?:GET|POST|PUT|DELETE) |[`\"']|https?://[^/\s\"'`]+"
+    r"|\b(?:localhost|127\.0\.0\.1)(?::\d+)?)"
     r"(?P<route>/[a-z][\w/.-]*\w(?:\?[\w=&.-]+)?)(?=[\s\"'`),;.]|$)"
 )
-_TICKED = re.compile(r"`([a-z]+(?:_[a-z0-9]+)+)(?=[=:`])")
-_FIELD = re.compile(r"[\"'](\w+)[\"']\s*:|(?<![\w.-])([a-z]\w*)=(?![=\s])")
+_TICKED = re.compile(r"`(_?[a-z]+(?:_[a-z0-9]+)+)(?=[=:`])")
+_FIELD = re.compile(
+    r"[\"'](\w+)[\"']\s*:|(?<![\w.-])([a-z]\w*)(?:=(?![=\s])|: (?=[\"'`\[{\w].*[,\[{}]$))"
+)
+"""A field of JSON, of a call in Python, or of an object in JavaScript."""
 _PAIR = re.compile(
     r"(?a)[\"']?(\w[\w-]*)[\"']?\s*[:=]\s*(-?\d+(?:\.\d+)?|[Tt]rue|[Ff]alse)(?![\w.]*\w)"
 )
@@ -140,20 +146,24 @@ _TOGETHER = re.compile(
 """Number of requests that code sends at once."""
 _PAUSE = re.compile(
     r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\b(?:time|asyncio)\.sleep\("
+    r"|\.(?:abort\w*|cancel|aclose|wake_up|reset_\w+)\("
     r"|(?:^|\s)#.*\b(?:tried|works?|crash\w*|fails?|hangs?"
     r"|clos\w+|abort\w*|cancel\w*|disconnect\w*)\b"
 )
-"""A pause, or a comment on a result."""
+"""A pause, a call by which a client leaves or an engine changes, or a comment on a result."""
 _TELLS = re.compile(
     r"(?i)\b(?:work(?:s|ed|around)|ok|okay|fine|finish(?:es|ed)|surviv\w+|remov(?:e|ing)|dropping"
     r"|(?:no|not|never|still|without) (?:a )?(?:crash\w*|dead|die[sd]?|hang\w*|trigger\w*)"
+    r"|all good|succeed(?:s|ed)?|runs?(?: (?:fine|well|ok|through|stable))?(?=[.,!;)]|$)"
+    r"|(?:un|not )set(?:ting)? (?=\W?[A-Z]+_)|delet(?:e[ds]?|ing)|roll(?:ed|ing)? back"
     r"|leaving out|alone|not affected|unaffected|only (?:if|when|with|in|on|for|happens|occurs)"
     r"|cures?|helps?|stops? it"
     r"|(?:dis|en)abl(?:ed|ing)|turn(?:ed|ing) o(?:n|ff)|restart\w*|normally|(?<!-)serve[sd](?!-)"
     r"|pass(?:es|ed)?|accepted|depends? on|required|needed"
     r"|wrong|incorrect|garbage|gibberish|it starts|reproduc(?:es|ible)"
     r"|(?:is|are|was|were) (?:right|correct)"
-    r"|(?:does|did|do)(?: not|n't) (?:segfault|happen|occur|reproduce)|never happens"
+    r"|(?:does|did|do)(?: not|n't) (?:\w+ )?(?:segfault|happen|occur|reproduce|crash|die|fail|hang)"
+    r"|never happens"
     r"|makes it start)\b"
     r"|正常|不会|没有(?:这个)?问题|解决|ません"
 )
@@ -163,8 +173,21 @@ _REST = re.compile(
     rf"|{OUTCOME.pattern}"
 )
 """Words of the rest of a sentence that are a result, or turn one around."""
+_PLAIN = re.compile(r"(?<!\S)[^\W\d_]+(?=[\s.,:;!?]|$)")
+_LEAST_OF_SENTENCE = 3
+"""Plain words of a sentence; a piece of a command has fewer."""
+_COMMAND = re.compile(r"\bvllm serve\b|api_server\b|\bdocker run\b")
+_FOREIGN = re.compile(
+    r"(?i)[^\W\d_a-zµ]|\b(?:und|mit|ohne|nicht|ist|wird|con|sin|que|una?|pero|avec|sans|mais|les"
+    r"|est|com|sem|mas|n[ãa]o|non|senza"
+    r"|um|por|para|ao|se|il|di|der|das|le|la|du|des|sur|pour|dans)\b"
+)
+"""A word of prose that is not English, whose results no other expression knows."""
+_OPTION = re.compile(r"(?a)(?<![\w/.-])(?:--)?([a-z]+(?:[-_][a-z0-9]+)+)")
+"""An option of the server in prose, with or without hyphens before it."""
 _REPEATED = re.compile(
-    r"(?i)\btwice\b|\b(?:two|three|several|many|a (?:few|couple(?: of)?)) times\b|\brepeatedly\b"
+    r"(?i)\b(?:twice|again)\b|\b(?:two|three|several|many|a (?:few|couple(?: of)?)) times\b"
+    r"|\brepeatedly\b"
     r"|\b(?:abort(?:s|ed|ing)?|cancel\w*|disconnect\w*)\b"
     r"|\b(?:clos|drop)\w+ (?:\w+ ){0,3}(?:connections?|streams?|sockets?|tabs?)\b"
     r"|两次|多次"
@@ -205,11 +228,15 @@ def unread(
     everything = "\n".join(values), "\n".join(quoted)
     for at, (text, code) in enumerate(stated):
         rest = text if code else _rest(text, used)
+        facts = rest
+        # The draft has the title: only its names and numbers are looked for.
+        for words in () if at else (_TELLS, OUTCOME, _FOREIGN):
+            facts = words.sub("…", facts)
         again = at and title in text and len(text) <= len(title) + 30
         if not code and (again or text in everything[1]):
             continue
         if (lost and (SENDS.search(text) or (code and _OF_A_BODY.search(text)))) or any(
-            _missing(rest if at else _TELLS.sub("…", rest), code, *everything, made_up)
+            _missing(facts, code, *everything, made_up)
         ):
             parts.append((at, rest, code))
     joined: list[str] = []
@@ -268,8 +295,13 @@ def _missing(
         yield text
     everything = f"{values}\n{quoted}"
     text = _OF_A_BOX.sub(" ", text) if code or _IN_A_BOX.search(text) else text
-    told = _PAUSE.search(text) if code else _TELLS.search(text)
-    if (told or (not code and _REPEATED.search(text))) and text[:40] not in quoted:
+    told: object = _PAUSE.search(text) if code else _TELLS.search(text) or _REPEATED.search(text)
+    if not code and len(_PLAIN.findall(text)) >= _LEAST_OF_SENTENCE and not told:
+        told = _FOREIGN.search(text) or ("…" not in text and OUTCOME.search(text))
+        options = () if "…" in text or _COMMAND.search(text) else _OPTION.findall(text)
+        # Nothing of it was read, but the draft has an option that it is about.
+        told = told or any(_has(values, flag_of(name)) for name in options)
+    if told and text[:40] not in quoted:
         yield text
     yield from () if code else (match[0] for match in _COUNTED.finditer(text))
     for match in _TOGETHER.finditer(text) if code else ():
@@ -303,7 +335,7 @@ def _missing(
         *(route for route in [match["route"] for match in _ROUTE.finditer(text)] if route != "/v1"),
     ]
     if code:
-        names += re.findall(r"(?:^|- )((?!vllm)[a-z]\w*Config):", text)
+        names += re.findall(r"(?:^|- )((?!vllm)[a-z]\w*Config|ipc|shm_size|ulimits):", text)
         names += sorted(
             {name for pair in _FIELD.findall(text) for name in pair if name} - _OF_A_CLIENT
         )

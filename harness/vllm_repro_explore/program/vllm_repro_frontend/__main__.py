@@ -20,7 +20,10 @@ from vllm_repro_driver import probe  # type: ignore[import-not-found]  # in PYTH
 
 
 def _main(out: TextIO, options: dict[str, Any]) -> None:
-    """Play the searches in turn, and print lines to `out`. options: as in the module's docstring."""
+    """Play the searches in turn, and print lines to `out`.
+
+    options: as in the module's docstring.
+    """
 
     def put(**fields: Any) -> None:
         print(json.dumps(fields, ensure_ascii=False), file=out, flush=True)
