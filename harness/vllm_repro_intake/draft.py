@@ -196,11 +196,11 @@ def draft(
     made = Draft(name)
     made.put("id", name)
     if not facts.issue:
-        made.gap("the number of the issue is not stated")
+        made.gap("no issue number was read")
     made.put("issue", facts.issue or made.file.call("unstated"))
     title = facts.title
     if not title:
-        made.gap("the title is not stated")
+        made.gap("no title was read")
         title = shortened(
             f"{facts.diagnosis.exception or 'untitled'}: {facts.diagnosis.message or ''}", 150
         ).rstrip(": ")
@@ -274,14 +274,14 @@ def _put_command(
             elif known_flags is not None and not {base, f"--no-{base[2:]}"} & {*known_flags}:
                 made.guess(f"{flag.name} is not a flag of this release", words)
             for name in _UNSET.findall(flag.text or ""):
-                made.gap(f"the value of {name} is not stated")
+                made.gap(f"no value of {name} was read")
             for file in _FILE.findall(words):
                 made.gap(f"{file} is on the reporter's machine: name a file of yours")
             if re.search(r"\[(?:host|address)\]", words):
                 made.gap(f"{flag.name} names a machine of the reporter: name one of yours")
             kept.append(flag)
     for name in _UNSET.findall(command.model_argument or ""):
-        made.gap(f"the value of {name} is not stated")
+        made.gap(f"no value of {name} was read")
     for setting in command.env:
         for mistake in variable_mistakes([setting]):
             made.guess(f"left out: {mistake}", "=".join(setting))
@@ -310,7 +310,7 @@ def _put_model(made: Draft, facts: Facts, command: ServeCommand, models: Collect
             name = facts.model.value
             made.guess("the public model", facts.model.words, facts.model.used)
         else:
-            made.gap(f"the public name of the served model {shortened(name, 60)!r} is not stated")
+            made.gap(f"no public name of the served model {shortened(name, 60)!r} was read")
             name = "unknown/unknown"
     known = next((model for model in models if model.name == name), None)
     with suppress(ValueError):  # a scenario may have another length, or fewer layers
@@ -337,9 +337,9 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
     A comment has the fields for a run without a GPU. stated_shape: the model's shape is known.
     """
     on_cpu = facts.on_cpu or (command.container is not None and "-cpu" in command.container.image)
-    # Without a command, its parallel sizes are not known.
-    alone = re.match(r"\d+(?= x )", facts.gpus.value if facts.gpus and not facts.commands else "")
-    count = 0 if on_cpu else int(alone[0]) if alone else parallel(command)
+    by_command = parallel(command) if facts.commands else 0
+    alone = re.match(r"\d+(?= x )", facts.gpus.value if facts.gpus and not by_command else "")
+    count = 0 if on_cpu else by_command or int(alone[0] if alone else 1)
     needs = {"gpus": count}
     if facts.gpus is not None and count:
         made.guess(f"reported on {facts.gpus.value}", facts.gpus.words, facts.gpus.used)
@@ -351,8 +351,10 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
         )
         if size := int(stated[1]) if stated else max(known, default=0):
             needs["gpu_memory_gb"] = size
-    elif count:
+    elif count and by_command:
         made.gap("no GPU was read: their number is that of the parallel sizes")
+    if count and not by_command and not alone:
+        made.gap("the number of GPUs was not read: 1 stands for it")
     nodes = command.get("--nnodes") or ""
     if nodes.isdecimal() and 1 < int(nodes) < 100:
         needs["nodes"] = int(nodes)
@@ -389,7 +391,7 @@ def _put_release(made: Draft, facts: Facts, version: str, newest: str) -> None:
             f"the text names {stated.value}" if stated else "",
         )
     elif stated is None:
-        made.gap(f"the release is not stated: {newest} is only the newest one")
+        made.gap(f"no release was read: {newest} is only the newest one")
     else:
         made.used += stated.used
         if stated.words:
@@ -416,7 +418,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
         _number(command, name) for name in ("--max-model-len", "--max-num-batched-tokens")
     )
     steps: list[list[Source]] = []
-    sizes: list[int] = []
+    sizes, streams = list[int](), facts.streams
     for request in (request for request in facts.requests if request.elsewhere):
         made.gap(
             f"not sent, as it goes to {request.elsewhere} and not to this server: POST"
@@ -473,7 +475,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
             steps += [
                 [made.file.call("at_once", request.at_once, prompt=group, **more)]
                 if request.at_once > 1
-                else [made.file.call("chat", prompt=group[0], max_tokens=answer, stream=False)]
+                else [made.file.call("chat", prompt=group[0], max_tokens=answer, stream=streams)]
                 for group in ([[*request.sizes]] if whole else [[size] for size in request.sizes])
             ]
             continue
@@ -496,7 +498,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                 )
             word = "completion" if request.path == "/v1/completions" else "chat"
             step = made.file.call(
-                word, prompt=request.tokens, max_tokens=answer, stream=False, name=f"request {at}"
+                word, prompt=request.tokens, max_tokens=answer, stream=streams, name=f"request {at}"
             )
             sizes.append(request.tokens)
         if request.beside and steps:
@@ -515,7 +517,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
         )
         made.made_up.add(str(prompt))
         answer = facts.answer or _ANSWER
-        steps = [[made.file.call("chat", prompt=prompt, max_tokens=answer, stream=False)]]
+        steps = [[made.file.call("chat", prompt=prompt, max_tokens=answer, stream=streams)]]
     if not facts.answer and not (
         ours and all(request.answer or request.body is not None for request in ours)
     ):

@@ -77,6 +77,8 @@ class Facts:
     symptom: Stated
     # the one `max_tokens` of the text, or 0
     answer: int
+    # the text says that answers are streamed
+    streams: bool
     # the text in parts
     blocks: tuple[Block, ...]
 
@@ -237,13 +239,18 @@ _GPUS = (
         re.IGNORECASE,
     ),
     re.compile(
-        rf"(?ai)(?<![\w-])(?P<kind>{KIND})(?: ?\([^()\n]{{1,10}}\))? ?[x×*]"
+        rf"(?ai)(?<![\w-])(?P<kind>{KIND})(?:-\w+){{0,3}}(?: ?\([^()\n]{{1,10}}\))? ?[x×*]"
         r" ?(?P<count>[1-9]\d?)(?!\w|\.\d)"
     ),
     re.compile(rf"GPU \d+: (?P<kind>{KIND})"),
     re.compile(rf"(?a)\bGPUs?\b[^\n]{{0,30}}?(?<![\w-])(?P<kind>{KIND})"),
     re.compile(rf"(?a)(?<![\w-])(?P<kind>{KIND})"),
 )
+_STREAMS = re.compile(
+    r"(?i)\bstream[\"'`]?\s?[:=]\s?true\b"
+    r"|(?<!-)\bstreaming (?:chat|completion|request|response|answer)"
+)
+_WHOLE = re.compile(r"(?i)\bstream[\"'`]?\s?[:=]\s?false\b|\b(?:non-|not |no |without )streaming")
 _NO_GPU = re.compile(
     r"(?i)(?<!if )\b(?:no|without(?: an?y?)?) GPUs?(?=[\s.,;)]*(?:$|\n|[.,;)]))"
     r"|\bGPUs?[*\"` ]*[:=|][*\"` |]*(?:none|no)\b"
@@ -387,6 +394,7 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
         phase=diagnosis.phase or _phase(title, requests, sentences),
         symptom=symptom,
         answer=answer_length(text),
+        streams=_STREAMS.search(text) is not None and _WHOLE.search(text) is None,
         blocks=tuple(blocks),
     )
 
@@ -662,12 +670,12 @@ def _count(match: re.Match[str] | None) -> int:
 
 
 def parallel(command: ServeCommand) -> int:
-    """Return the number of GPUs of a command: the product of its parallel sizes, 1 without any."""
+    """Return the number of GPUs of a command: the product of its parallel sizes, 1 without any.
+
+    0 if a size is no number, as one in a variable.
+    """
     return prod(
-        int(size)
-        for size in (
-            command.get(f"--{kind}-parallel-size") or ""
-            for kind in ("tensor", "pipeline", "data", "prefill-context")
-        )
-        if re.fullmatch(r"[1-9]\d{0,3}", size)
+        int(size) if re.fullmatch(r"[1-9]\d{0,3}", size) else 0
+        for kind in ("tensor", "pipeline", "data", "prefill-context")
+        if (size := command.get(f"--{kind}-parallel-size"))
     )

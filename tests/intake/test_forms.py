@@ -60,13 +60,13 @@ FORMS = {
             "\n          --max-model-len",
         ),
         ("vllm serve a/b --enable-prefix-caching false --seed 1", "--no-enable-prefix-caching", ""),
-        ("vllm serve a/$M --seed 1", "the value of $M is not stated", ""),
-        ("vllm serve a/b --port '<your port>'", "the value of <your port> is not stated", ""),
+        ("vllm serve a/$M --seed 1", "no value of $M was read", ""),
+        ("vllm serve a/b --port '<your port>'", "no value of <your port> was read", ""),
         ('vllm serve a/b --chat-template "<s>{{ x }}"', "<s>{{ x }}", "of <s>"),
         ("K=3\nvllm serve a/b --max-num-seqs $((K * 16))", "--max-num-seqs 48", ""),
         (
             "vllm serve a/b --data-parallel-size $((NODES * 4)) --seed 1",
-            "--seed 1;the value of $((NODES * 4)) is not stated",
+            "--seed 1;no value of $((NODES * 4)) was read",
             "",
         ),
         (
@@ -323,18 +323,18 @@ FORMS = {
 PROSE = {
     "releases": [
         ("Helm chart version: 0.7.1, vLLM 0.24.0", "==0.24.0", "==0.7.1"),
-        ("Operator Version: 0.7.1", "release is not stated", "==0.7.1"),
-        ("image ghcr.io/x/llm-d-cuda:v0.5.1", "release is not stated", "==0.5.1"),
-        ("Name: xgrammar\nVersion: 0.1.17", "release is not stated", "==0.1.17"),
-        ("lmcache/vllm-openai:v0.3.9 has it", "release is not stated", "==0.3.9"),
+        ("Operator Version: 0.7.1", "no release was read", "==0.7.1"),
+        ("image ghcr.io/x/llm-d-cuda:v0.5.1", "no release was read", "==0.5.1"),
+        ("Name: xgrammar\nVersion: 0.1.17", "no release was read", "==0.1.17"),
+        ("lmcache/vllm-openai:v0.3.9 has it", "no release was read", "==0.3.9"),
         ("vLLM 0.24.1 rc2", "==0.24.1rc2", ""),
         ("vLLM v0.24.0 ~ v0.27.1", "==0.24.0;0.27.1", ""),
         ("Regression from 0.24.0 to 0.25.0", "==0.25.0", "==0.24.0"),
-        ("0.24.0 works.", "release is not stated", "==0.24.0"),
+        ("0.24.0 works.", "no release was read", "==0.24.0"),
         ("vLLM 0.25.0, whereas 0.24.0 is fine", "==0.25.0", ""),
         ("vLLM 0.25.0 dies (works fine on v0.24.0).", "works, or is older: 0.24.0", ""),
-        ("vllm-ascend 0.13.0rc1 dies", "release is not stated", "==0.13.0"),
-        ("The vllm-gaudi plugin 0.12.0 dies", "release is not stated", "==0.12.0"),
+        ("vllm-ascend 0.13.0rc1 dies", "no release was read", "==0.13.0"),
+        ("The vllm-gaudi plugin 0.12.0 dies", "no release was read", "==0.12.0"),
         ("Installed from PyPI (vllm 0.24.0).", "==0.24.0", "works, or is older"),
         ("vllm installed from wheel 0.24.0", "==0.24.0", "works, or is older"),
         ("Run 0.25.0. Setting VLLM_A=1 helps.", "GAP: not read: “Setting VLLM_A=1 helps.”", ""),
@@ -369,7 +369,7 @@ PROSE = {
             "==0.24.0",
             "has the bug: 0.23",
         ),
-        ("Image: rocm/vllm:rocm6.4_vllm_0.24.0", "==0.24.0", "release is not stated"),
+        ("Image: rocm/vllm:rocm6.4_vllm_0.24.0", "==0.24.0", "no release was read"),
         (
             "It has a different crash on 0.24.0. 0.23.0 isn't affected.",
             "==0.24.0;older: 0.23.0",
@@ -390,10 +390,10 @@ PROSE = {
             "named: 0.23",
         ),
         ("It appeared in 0.24.0. Going back to 0.23.0 cures it.", "==0.24.0;older: 0.23.0", ""),
-        ("reg.corp.io/llm/vllm-openai:v0.24.0 dies.", "==0.24.0", "release is not stated"),
-        ("vllm 0.24.0 from pip dies.", "==0.24.0", "release is not stated"),
-        ("It uses vllm-0.24.0-cp312.whl.", "==0.24.0", "release is not stated"),
-        ("It hangs. 0.24.0 on a box.", "==0.24.0", "release is not stated"),
+        ("reg.corp.io/llm/vllm-openai:v0.24.0 dies.", "==0.24.0", "no release was read"),
+        ("vllm 0.24.0 from pip dies.", "==0.24.0", "no release was read"),
+        ("It uses vllm-0.24.0-cp312.whl.", "==0.24.0", "no release was read"),
+        ("It hangs. 0.24.0 on a box.", "==0.24.0", "no release was read"),
         ("It dies. Broken in 0.24.0–0.26.0.", "==0.24.0;also has the bug: 0.26.0", "older"),
         ("Upgrading from 0.24.0 to 0.25.0 did not help.", "==0.25.0", "older: 0.25"),
         ("With 0.24.0 and --enforce-eager it works.", "==0.24.0", "older: 0.24"),
@@ -581,6 +581,9 @@ PROSE = {
         ("There is no GPU.", "Needs(gpus=0)", "no GPU was read"),
         ("No GPU memory is left.", "no GPU was read", "Needs(gpus=0)"),
         ("H100, and a CPU-only router", "reported on H100", "Needs(gpus=0)"),
+        ("H20-3e ×8", "reported on 8 x H20", ""),
+        ("The app streams (stream=True).", "stream=True", "stream=False"),
+        ("Streaming requests die, non-streaming requests too.", "stream=False", "stream=True"),
         ("2x B70", "2 x B70", "no GPU was read"),
     ],
     "parts that no command has": [
@@ -611,7 +614,7 @@ WHOLE = [
     ("VLLM_A=10.1.2.3 vllm serve a/b1", "GAP: VLLM_A names a place of the reporter", "10.1"),
     ("vllm serve a/b1 --master-addr 10.1.2.3", "GAP: --master-addr names a machine", "10.1"),
     *(
-        (f"{first}\n\n{SERVE}", "the title is not stated", 'title="' + first[:2])
+        (f"{first}\n\n{SERVE}", "no title was read", 'title="' + first[:2])
         for first in ("Works:", "Hi all,", "Here is my command:")
     ),
     *(
@@ -697,14 +700,14 @@ WHOLE = [
             "# It dies\n\nvllm serve a/b -tp 2\n\nSee\n"
             "https://github.com/vllm-project/vllm/issues/12345"
         ),
-        "number of the issue is not stated;related=",
+        "no issue number was read;related=",
         'issue="vllm',
     ),
     (
         "docker run reg.corp.internal:5000/vllm:v0.23.0 --model a/b --served-model-name ${NAME}",
         (
             "GAP: the image is of a private registry: --image names another one"
-            ";GAP: the value of ${NAME} is not stated"
+            ";GAP: no value of ${NAME} was read"
         ),
         "reg.corp",
     ),

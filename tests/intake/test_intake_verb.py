@@ -29,7 +29,7 @@ def test_a_file_becomes_a_scenario_that_check_accepts(harness: Harness, tmp_path
     assert (
         missing(
             done.err,
-            "gap: the public name of the served model",
+            "gap: no public name of the served model",
             "known: the death has the signature of tq-chunked-prefill:"
             " vllm-repro run tq-chunked-prefill\n",
             f"vllm-repro check {path} && vllm-repro run {path}\n",
