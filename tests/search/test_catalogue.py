@@ -45,7 +45,7 @@ def test_the_files_are_what_scenarios_and_reports_give(rows: dict[str, Bug]) -> 
         )
     kept = (ROOT / "scenarios" / "prices.json").read_text(encoding="utf-8")
     assert kept == prices(REPORTS), "make catalogue"
-    assert "second of reported (vLLM 0.24.0; 1 boot each, too few to call it a difference;" in kept
+    assert "at 1 stream (vLLM 0.24.0; 1 boot each, too few to call it a difference;" in kept
 
 
 def test_the_ledger_has_its_schema_and_what_the_matrix_shows(rows: dict[str, Bug]) -> None:
