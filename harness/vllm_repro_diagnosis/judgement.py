@@ -870,6 +870,10 @@ def _pasted(case: _Case) -> Diagnosis | None:
         why = "An exception failed one request, which does not show whether the engine died"
     elif _of_script(root.raised) or (root.frames and not _in_vllm(root.raised)):
         why = _OTHER_FAILED
+    elif life.boot_line and not life.offline:
+        why = (
+            "This text shows an exception beside the log of an engine, not whether the engine died"
+        )
     elif life.offline:
         why = "An exception ended the program that uses vLLM, perhaps with a working engine"
     return _death_at_start(case) or _by_exception(None, why, root)
@@ -1120,10 +1124,16 @@ _OF_ANOTHER: dict[AnySign, str] = {
     SignKind.OOM_NAMED: "The kernel killed a process like vLLM's, perhaps of another server",
     SignKind.PEER_LOST: _LOST_PEER,
 }
-_REPORTED: dict[AnySign, str] = dict.fromkeys(
-    (Meaning.KILLED, *_OUTSIDE),
-    "This text has no log of a server, only the report of another program",
-)
+_REPORTED: dict[AnySign, str] = {
+    **dict.fromkeys(
+        (Meaning.KILLED, *_OUTSIDE),
+        "This text has no log of a server, only the report of another program",
+    ),
+    Meaning.NOT_STARTED: (
+        "This text has no log of a server, only another program's report of what kept a container "
+        "from starting"
+    ),
+}
 
 
 def _silence(case: _Case) -> Diagnosis:

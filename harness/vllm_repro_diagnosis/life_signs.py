@@ -132,7 +132,7 @@ _FATAL = (
     "Engine background task failed",
     "Engine iteration timed out.",
 )
-_GLOG = r"(?:E\d{4} \S+ \d+ [\w.]+:\d+\] )?"
+_GLOG = r"(?:E\d{4}(?:\d{4})? \S+ \d+ [\w.]+:\d+\] )?"
 _WORKER = r"(?:Worker proc \S+|RayWorkerProc rank=\S+) died unexpectedly"
 _TOLD = r"(?:RuntimeError: |Exception occurred while running API servers: )?"
 # a signal that asks to stop is no death
@@ -254,6 +254,10 @@ class ServerLife:
         self.boot_line = ""
         # the server answered or counted requests, so it had booted
         self.served = False
+        # the API server of an earlier life that was ready, which may still answer beside this one
+        self._other_api: int | None = (
+            (earlier.api_pid if earlier.ready else earlier._other_api) if earlier else None
+        )
         # a further node of the server, which has no API server
         self.headless = False
         # the last progress bar of an offline program has prompts without an answer
@@ -530,6 +534,10 @@ class ServerLife:
             return SignKind.FATAL
         if not line.level and "watchdog thread terminated with exception: " in text:
             return SignKind.NATIVE_CRASH
+        if (line.pid or 0) == self._other_api != self.api_pid and (
+            ' - "' in text or "Avg prompt throughput: " in text
+        ):
+            return None
         if ' - "' in text and (match := _ACCESS.match(text)):
             self.served = True
             return self._access(match[1], match[2], match[3], line.number)

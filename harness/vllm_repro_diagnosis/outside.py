@@ -18,6 +18,7 @@ class Meaning(StrEnum):
     KILLED = "killed"  # a signal ended it, or the lack of memory
     ENDED = "ended"  # somebody ended it on purpose: a time limit, an eviction, a stop
     TROUBLE = "trouble"  # its device, node or probe failed, which may have ended it
+    NOT_STARTED = "not-started"  # for want of an image, a node, a device or a volume
     EXITED = "exited"  # it ended, and the report does not state why
     UNSURE = "unsure"  # something ended that may be the server, by a name that tells nothing
     UNREACHABLE = "unreachable"  # a client gets no answer
@@ -216,6 +217,23 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
     ),
     (
         "kubelet",
+        Meaning.NOT_STARTED,
+        (
+            r"\b(?:ErrImage\w*Pull|ImagePullBackOff|InvalidImageName|CreateContainer\w*Error)\b"
+            r"|\b(?:Failed to pull|Back-off pulling) image\b|\bFailed(?:Mount|CreatePodSandBox)\b"
+            r"|\bFailedScheduling\b|\d+/\d+ nodes are available|\d+/\d+ +Pending\b"
+        ),
+    ),
+    (
+        "container engine",
+        Meaning.NOT_STARTED,
+        (
+            r"^(?:docker|podman): Error response from daemon: |\bOCI runtime create failed\b"
+            r"|\bnvidia-container-cli: \w+ error: "
+        ),
+    ),
+    (
+        "kubelet",
         Meaning.EXITED,
         r"\bCrashLoopBackOff\b|[Bb]ack-off restarting failed container|\d+/\d+ +Error +\d",
     ),
@@ -338,6 +356,8 @@ _WORDS = (
     *(" up ", "http/", "error", "lost", "notready", "low on resource", "deletion", "floating"),
     *("trap", "protection", "system", "term_", "pbs", "reclaim", "spot", "out_of_me", "node_fail"),
     *("kubectl d", "docker ", " deleted", "curl: ", "ray stop", "refused", "answer", "respon"),
+    *("imagepull", "pull image", "pulling image", "scheduling", "nodes are", "pending"),
+    *("invalidimage", "failedmount", "failedcreate"),
     *("nothing", "all available ram", "kernel ", "exceeded", "orphan", "continues"),
 )
 _OTHER_UNIT = re.compile(r"(?i)(?!\S*vllm)\S+\.service: ")
@@ -400,7 +420,7 @@ def report_of(text: str) -> Report | None:
         named and (report.meaning is Meaning.RUNNING or _OTHER.search(text))
     ):
         return None
-    if named:
+    if named and report.meaning is not Meaning.NOT_STARTED:
         return Report(report.reporter, Meaning.UNSURE)
     return Report("systemd", Meaning.EXITED) if _OTHER_UNIT.match(text) else report
 

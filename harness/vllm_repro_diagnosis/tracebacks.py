@@ -169,6 +169,7 @@ _NATIVE = tuple(
             (
                 r"^((?:free|malloc|realloc|munmap_chunk)\(\): .*)|^(double free or corruption.*)"
                 r"|^(corrupted size vs.*)|^(\*\*\* stack smashing detected.*)|^(LLVM ERROR: .*)"
+                r"|^(F\d{4}(?:\d{4})? [\d:.]+ +\d+ (?![\w./-]+\.py:)[\w./+-]+:\d+\] .*)"
                 r"|^(F\d{4} .*Check failed: .*)|^(pure virtual method called)"
                 r"|^(terminate called (?:without|recursively).*)"
                 r"|^(\S+: \S+:\d+: .*: Assertion [`'].*' failed\..*)"
@@ -179,7 +180,7 @@ _NATIVE = tuple(
 """Name to report, and the wordings of errors that no Python traceback shows."""
 _NATIVE_WORDS = re.compile(
     r"atchdog|[Ff]ailed|[Ee]rror|ERROR|fault by GPU|NCCL WARN|\(\): |corrupt|smashing|called|assert"
-    r"|: \[PID"
+    r"|: \[PID|^F\d{4}"
 )
 _MOST_NATIVE = 16
 """Most native errors kept: each thread of a failing kernel prints its own."""
