@@ -57,7 +57,10 @@ _HOLES = re.compile(
     r"(?<![\w.])(?:0x[0-9a-fA-F]+|\d+(?:[.,]\d+)*)(?![\w])|(?:[~/][\w.+\[\]-]+){2,}"
     r"|\[(?:user|host|address|email|redacted:[\w-]+)\]"
 )
-_VARIABLES = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\([^)]*\)|\{[A-Za-z_][^{}'\"]*\}")
+_VARIABLES = re.compile(
+    r"\$(?!(?:anchor|comment|defs|id|ref|schema)\b)\{?[A-Za-z_]\w*\}?|\$\([^)]*\)"
+    r"|\{[A-Za-z_][^{}'\"]*\}"
+)
 """Variables of a shell or an f-string in the text of a request."""
 _CHUNKS = re.compile(r"(?i)chunk|prefill|continuation")
 _FIELD_IN_PROSE = re.compile(r"[\"'`](?!max_tokens)([a-z]\w*)[\"']? ?[:=] ?(?:\d|true|false)")
@@ -433,7 +436,11 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                 made.gap(f"request {at}: the value of {name!r} is not a literal")
             if request.words:
                 made.gap(f"request {at}: its body was not read: “{request.words}”")
-            for written in () if alike else dict.fromkeys(_VARIABLES.findall(str(request.body))):
+            for written in (
+                ()
+                if alike
+                else dict.fromkeys(_VARIABLES.findall(f"{request.model} {request.body}"))
+            ):
                 made.gap(f"request {at}: {written} stands for a value that was not read")
             for file, place in () if alike else _FILE_OF_BODY.findall(str(request.body)):
                 made.gap(
@@ -466,6 +473,8 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                     f"the number of requests in that range was not read: {_SPREAD} stand for it"
                 )
                 request = replace(request, at_once=_SPREAD)
+            if streams and request.at_once > 1:
+                made.gap("the text states streamed answers, which at_once(…) does not ask for")
             sizes += request.sizes
             more = {"max_tokens": answer} | ({"spread": True} if request.spread else {})
             # Fewer at once than sizes: so many of each size.

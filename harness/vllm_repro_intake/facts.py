@@ -246,11 +246,22 @@ _GPUS = (
     re.compile(rf"(?a)\bGPUs?\b[^\n]{{0,30}}?(?<![\w-])(?P<kind>{KIND})"),
     re.compile(rf"(?a)(?<![\w-])(?P<kind>{KIND})"),
 )
+_UNTESTED = re.compile(r"(?i)(?:\bnot|n['\u2019]?t|\bnever)(?: \w+)? (?:tested|tried)|\buntested")
 _STREAMS = re.compile(
     r"(?i)\bstream[\"'`]?\s?[:=]\s?true\b"
     r"|(?<!-)\bstreaming (?:chat|completion|request|response|answer)"
+    r"|流式|ストリーミング|\bgestreamt"
 )
-_WHOLE = re.compile(r"(?i)\bstream[\"'`]?\s?[:=]\s?false\b|\b(?:non-|not |no |without )streaming")
+_WHOLE = re.compile(
+    r"(?i)\bstream[\"'`]?\s?[:=]\s?false\b|\b(?:non-|not |no |without )streaming"
+    r"|[非不无没关][^\n，。,]{0,3}流式|ストリーミング(?:な|し[なま])|\bnicht (?:\w+ )?gestreamt"
+)
+_WORKS = re.compile(
+    r"(?i)(?!.*(?:\b(?:until|unless|except|not|no|never|only|before)\b|n['\u2019]t\b"
+    rf"|\b{_SHOWS}\b|崩溃|报错))"
+    r".*(?:\b(?:works|worked|fine|ok|okay|unaffected)\b|正常|没事).*"
+)
+"""A clause that only tells what works."""
 _NO_GPU = re.compile(
     r"(?i)(?<!if )\b(?:no|without(?: an?y?)?) GPUs?(?=[\s.,;)]*(?:$|\n|[.,;)]))"
     r"|\bGPUs?[*\"` ]*[:=|][*\"` |]*(?:none|no)\b"
@@ -286,6 +297,8 @@ _SYMPTOMS = (
             r"|\b(?:HTTP |status |returns? |an? |answers? )500\b|\b500 (?:Internal|error|status)"
             r"|\breturns? (?:no (?:data|answer|output|text|results?|tokens)|nothing|empty|null)\b"
             r"|\b(?:accuracy|gsm8k|scores?)\b[^.\n]{0,40}\b(?:drop|degrad|fall|lower)\w*"
+            r"|\bmix(?:es|ed)? up\b"
+            r"|\b(?:from|of|for) (?:the |an)?(?:wrong|other) (?:adapter|prompt|request|user)"
             r"|→ ?(?:HTTP )?500\b|Internal Server Error|乱码|文字化け"
             r"|\b(?:server|engine)\b[^.\n]{0,20} (?:stays|keeps|is still) (?:up|alive)"
         ),
@@ -302,14 +315,18 @@ _SURVIVES = re.compile(
 _CONDITION = re.compile(
     r"(?i)--|\b(?:with(?:out)?(?! (?:an? )?(?:HTTP|status|errors?|\d{3})\b)"
     r"|if|when|until|unless|instead|workaround|after (?:a )?restart"
-    r"|downgrad\w*|remov\w+|disabl\w+|set(?:ting)?|on|in) |\b0\.\d+"
+    r"|downgrad\w*|remov\w+|disabl\w+|set(?:ting)?|on|in) |\b0\.\d+|\bV[01]\b"
+    r"|\b(?:at|during) (?:start-?up|boot|launch)"
     r"|\b(?:prefill|decode|proxy|router|gateway|other|second)(?: \w+)?"
     r" (?:server|instance|node|one)\b"
 )
 """Words by which a sentence tells of another set-up, or server, than the reported one."""
 _CRASH = re.compile(
-    r"crash|\bdie[sd]?\b|\bdying\b|dead\b|DeadError|assert|\bkill(?:s|ed)?\b|\bexit(?:s|ed)\b"
+    r"crash|\b(?-i:(?!Dies? (?!(?:after|at|during|if|in|on|when|with)\b)"
+    r"|die (?:[a-zäöüß]+e[nrs]? )*[A-ZÄÖÜ]))die[sd]?\b|\bdying\b|dead\b|DeadError"
+    r"|assert|\bkill(?:s|ed)?\b|\bexit(?:s|ed)\b"
     r"|fail\w* to start|illegal memory|segfault|out of memory|\bOOM\b"
+    r"|\babsturz|\bst(?:ü|ue)rz(?:t|en|te)\b|\babgest(?:ü|ue)rzt"
     r"|崩溃|挂掉|异常退出|落ち|クラッシュ",
     re.IGNORECASE,
 )
@@ -328,6 +345,12 @@ _BOOT = re.compile(
     r"|启动(?:失败|报错|崩溃|时)|起動(?:時|失敗)",
     re.IGNORECASE,
 )
+_AT_BOOT = re.compile(
+    r"(?i)(?<!not )(?<!n't )(?<!never )(?<!no )(?<!without )\b(?:crash|die|fail|exit)\w*"
+    r"(?: \w+)? (?:at|in|on|during|while) (?:\w+ )?"
+    r"(?:start-?up\b|boot|launch|initiali[sz]|warm-?up\b)"
+)
+"""A death at boot, in a sentence."""
 _REQUEST = re.compile(
     r"\b(?:requests?|prompts?|chat completion|prefill|curl|inference|generat\w+)\b", re.IGNORECASE
 )
@@ -362,6 +385,12 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
     command = commands[0].command if commands else ServeCommand(flags=())
     tried, unclear = find_tried([*sentences, *statements(read_blocks(more))], command)
     issue = issue or _issue(text)
+    # Clauses of what works tell nothing about the reported requests.
+    told = "\n".join(
+        each
+        for each in re.split(r"\n|[,.;]\s|[，。；]|\b(?:but|while)\b", text)
+        if not _WORKS.fullmatch(each)
+    )
     requests = find_requests(
         blocks,
         sentences,
@@ -394,7 +423,7 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
         phase=diagnosis.phase or _phase(title, requests, sentences),
         symptom=symptom,
         answer=answer_length(text),
-        streams=_STREAMS.search(text) is not None and _WHOLE.search(text) is None,
+        streams=_STREAMS.search(_WHOLE.sub(" ", told)) is not None and _WHOLE.search(told) is None,
         blocks=tuple(blocks),
     )
 
@@ -425,7 +454,7 @@ def _of_words(value: str, words: str, pattern: re.Pattern[str]) -> Stated:
 
 def _phase(title: str, requests: Sequence[Asked], sentences: Sequence[str]) -> Phase | None:
     """Return the phase of the death that the words suggest: boot, request, or None."""
-    if not requests and _BOOT.search(title):
+    if not requests and (_BOOT.search(title) or any(map(_AT_BOOT.search, sentences))):
         return Phase.BOOT
     return Phase.REQUEST if requests or any(map(_REQUEST.search, sentences)) else None
 
@@ -633,7 +662,10 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Stated | None:
     if diagnosis.evidence is Evidence.CPU:
         return None
     matches = (
-        match for rx in _GPUS for match in rx.finditer(text) if _shows(match)[0] is not False
+        match
+        for rx in _GPUS
+        for match in rx.finditer(text)
+        if _shows(match)[0] is not False and not _untested(match)
     )
     named = next(matches, None)
     if named is None:
@@ -652,6 +684,16 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Stated | None:
         shortened(re.split(r"\n|[;。]| with | and ", text[named.start() :][:80])[0], 80),
         used=_all(named[0]) + _all(f"{named[0]}{memory[0]}" if memory else named[0]),
     )
+
+
+def _untested(match: re.Match[str]) -> bool:
+    """Return True if its row of a table, or its clause, says that a GPU was not tested."""
+    before, after = (
+        match.string[: match.start()].rpartition("\n")[2],
+        match.string[match.start() :][:160],
+    )
+    ends = r"\n" if before.startswith("|") else r"[\n,;]|\.\s"
+    return _UNTESTED.search(re.split(ends, before)[-1] + re.split(ends, after)[0]) is not None
 
 
 def _adapters(command: ServeCommand, text: str) -> set[str]:

@@ -85,7 +85,8 @@ _SIZES_LAST = re.compile(
 _CONCURRENT = re.compile(
     r"(?P<before>\d{1,5}) (?:\w+ ){0,2}?"
     r"(?:concurrent|parallel|simultaneous|in (?:flight|parallel)|at (?:once|a time))"
-    r"|\b(?:concurrency|parallelism|batch size)(?: level)?(?: of|:| =|=)? ?(?P<after>\d{1,5})\b"
+    r"|(?:\b(?:concurrency|parallelism|batch size)(?: level)?|并发[数量]?)(?: of| =|[=:：为是])?"
+    r" ?(?P<after>\d{1,5})\b"
     r"|(?P<clients>\d{1,5}) (?:simulated |virtual )?"
     r"(?:clients|users|VUs?|threads|workers|conversations|sessions)\b",
     re.IGNORECASE,
@@ -136,8 +137,8 @@ _ANSWER = re.compile(
 )
 _OUTPUT = re.compile(
     rf"(?<![\w.,-])({DIGITS})[ -](?:output|generated|completion)[ -]tokens?\b"
-    r"|\b(?:OSL|(?i:output|generated|completion)[ -](?:tokens?|len(?:gth)?))(?: of| is)?"
-    r"[ =:]{1,3}(\d+)\b"
+    r"|(?:\b(?:OSL|(?i:output|generated|completion)[ -](?:tokens?|len(?:gth)?))(?: of| is)?"
+    r"[ =:]{1,3}|输出(?:长度)?[为是:： ]{0,2})(\d+)\b(?! ?[kKM\d~到至-])"
 )
 _SENDS = re.compile(
     r"\.(?:(?P<what>chat\.completions|completions|embeddings)\.create|post"

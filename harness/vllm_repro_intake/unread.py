@@ -38,7 +38,7 @@ _NAME = re.compile(
     rf"(?<![\w-]){KIND}"
     r"|(?<![\w/.-])(?:[Bb]?[Ff][Pp]?(?:4|8|16|32)|b?float(?:16|32)|[Ii][Nn][Tt][48]|NVFP4|MXFP[48]"
     r"|AWQ|GPTQ)(?![\w-])"
-    r"|(?<![\w.])[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+(?!\w)"
+    r"|(?<![\w.])[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+(?!\w)|(?<![\w.-])V[01](?![\w-])"
     r"|(?<![\w/.-])[A-Z][\w.]*(?:-[\w.]+)*-\d+(?:\.\d+)?B\b(?:-\w+)*"
 )
 """Kind of a GPU, type of numbers, or a model without its organization, in prose."""
@@ -76,7 +76,11 @@ _COLLECTED = re.compile(
     r"|Is debug build|NIC Legend|Vulnerability \w+|\[pip3\]|\[conda\])\b)"
 )
 _ENTRY = re.compile(r"[\w() #/\[\]*.-]{1,60}[:=\t]|\[(?:pip3|conda)\]|\s*(?:GPU|NIC|CPU)\d")
-_OF_A_BODY = re.compile(r"[\"']?\b(?:model|stream)[\"']?\s?[:=]\s?(?:[\"']|[Tt]rue|[Ff]alse)")
+_OF_A_BODY = re.compile(
+    r"[\"']?\b(?:model|stream)[\"']?\s?[:=]\s?(?:[\"']|[Tt]rue|[Ff]alse)"
+    r"|^\s*\w+\s*=\s*[\[(]?[rf]?[\"']{1,3}[^\"'\n]* "
+)
+"""A line of a request's body, or the text of a prompt."""
 _OF_A_BOX = re.compile(
     r"(?<!\S)(?:(?:-v|-p|-w|--volume|--mount|--name|--network|--net|--runtime|--restart|--hostname"
     r"|--publish|--pull|--platform)(?:=|[ \t]+)\S+|--(?:rm|detach|privileged|init)\b|-[dit]+\b)"
@@ -145,7 +149,8 @@ _TOGETHER = re.compile(
 )
 """Number of requests that code sends at once."""
 _PAUSE = re.compile(
-    r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\b(?:time|asyncio)\.sleep\("
+    r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|^\s*for \w+ in (?=[A-Za-z])[\w./ -]+(?:;|$)"
+    r"|\b(?:time|asyncio)\.sleep\("
     r"|\.(?:abort\w*|cancel|aclose|wake_up|reset_\w+)\("
     r"|(?:^|\s)#.*\b(?:tried|works?|crash\w*|fails?|hangs?"
     r"|clos\w+|abort\w*|cancel\w*|disconnect\w*)\b"
@@ -164,7 +169,9 @@ _TELLS = re.compile(
     r"|(?:is|are|was|were) (?:right|correct)"
     r"|(?:does|did|do)(?: not|n't) (?:\w+ )?(?:segfault|happen|occur|reproduce|crash|die|fail|hang)"
     r"|never happens"
-    r"|makes it start)\b"
+    r"|makes it start|keeps? (?:answering|running|serving|up)|stays? (?:alive|healthy|up)"
+    r"|instead of|freshly"
+    r"|(?:gives?|gets?|got|returns?|shows?) (?:the )?(?:correct|expected|right))\b"
     r"|正常|不会|没有(?:这个)?问题|解决|ません"
 )
 """Words of a sentence about a workaround, or about a setup without the bug."""
@@ -187,14 +194,14 @@ _OPTION = re.compile(r"(?a)(?<![\w/.-])(?:--)?([a-z]+(?:[-_][a-z0-9]+)+)")
 """An option of the server in prose, with or without hyphens before it."""
 _REPEATED = re.compile(
     r"(?i)\b(?:twice|again)\b|\b(?:two|three|several|many|a (?:few|couple(?: of)?)) times\b"
-    r"|\brepeatedly\b"
+    r"|\brepeatedly\b|\bevery (?:\w+ ){0,2}(?:day|hours?|minutes?|night|request|seconds?|time)\b"
     r"|\b(?:abort(?:s|ed|ing)?|cancel\w*|disconnect\w*)\b"
     r"|\b(?:clos|drop)\w+ (?:\w+ ){0,3}(?:connections?|streams?|sockets?|tabs?)\b"
     r"|两次|多次"
 )
 """Words of a request that is sent more than once, or whose client leaves."""
 _NUMBER = re.compile(
-    rf"(?a)(?:(?<![\w./:#-])|(?<=\.\.))(?<!\d[,'])(?P<number>\d+(?:\.\d+){{2,}}\w*|{DIGITS})"
+    rf"(?a)(?:(?<![\w./:#-])(?:v(?=\d+\.\d+\.\d))?|(?<=\.\.))(?<!\d[,'])(?P<number>\d+(?:\.\d+){{2,}}\w*|{DIGITS})"
     r"(?: ?(?P<unit>[kKM])(?![A-Za-z]))?|(?<=[\s\d]\d[-–])(?P<last>\d+)\b(?!\.\d)"
 )
 _LISTED = re.compile(r"\W*[\d.]+\W*")

@@ -711,6 +711,65 @@ WHOLE = [
         ),
         "reg.corp",
     ),
+    # words of one language that look like those of another
+    (
+        f"# Absturz bei Last\n\n{SERVE}\n\nDie Prompts sind lang, und die neuen Anfragen warten.",
+        "by the words of the text: “Absturz bei Last”",
+        "text: “Die",
+    ),
+    (
+        f"{SERVE}\n\n并发 20，输入长度 400 到 900 token，输出 256 token，流式。",
+        "at_once(20, prompt=[400, 900], max_tokens=256;GAP: the text states streamed",
+        "",
+    ),
+    (f"{SERVE}\n\n非流式。A prompt of 500 tokens.", "stream=False", "stream=True"),
+    # what was not tried, and what another engine does
+    (f"{SERVE}\n\n- one A6000\n\n| 2x A6000 | not tested |", "A6000", "2 x A6000"),
+    (f"{SERVE}\n\nServer dies with 7 streams; V0 engine is fine.", '"reported", dies', "errs"),
+    (f"{SERVE}\n\nIt dies under load. It does not crash at startup.", '"reported", dies', "errs"),
+    (f"{SERVE}\n\n关闭流式后正常。流式请求会崩溃。A prompt of 300 tokens.", "stream=True", ""),
+    (
+        f"{SERVE}\n\nstream=True works, stream=False crashes: 300 prompt tokens.",
+        "=False",
+        "m=True,",
+    ),
+    (f"{SERVE}\n\nV1 only.", "not read: “V1 only.”", ""),
+    (
+        f"{SERVE}\n\nWith tag v0.10.1 the same values run for days.",
+        "not read: “With tag v0.10.1",
+        "",
+    ),
+    (f"{SERVE}\n\nDecode asserts, prefill keeps running.", "“Decode asserts, prefill keeps", ""),
+    (f"{SERVE}\n\nA new server gives the right text.", "“A new server gives", ""),
+    (f"{SERVE}\n\nEvery half hour the core stops.", "“Every half hour the core stops", ""),
+    (f"{SERVE}\n\nThis one dies at start-up.", "GAP: the text holds no traceback", ""),
+    (f"{SERVE}\n\nThis one dies at start-up:\n\nValueError: bad dtype", 'phase="boot"', ""),
+    # a loop over adapters, keys of a schema, and texts of prompts
+    (
+        (
+            f"{CODE.format(RUN)}\n\n```\nfor a in de fr; do\n  curl {URL} -d "
+            r'"{\"model\": \"$a\", \"prompt\": \"x\"}"'
+            "\ndone\n```\n\nAnswers mix up."
+        ),
+        "request 1: $a stands for a value;not read: “for a in de fr; do”;errs",
+        "",
+    ),
+    (
+        (
+            f"{CODE.format(RUN)}\n\n```\ncurl {URL} -d "
+            '\'{"prompt": "x", "a": {"$defs": 1, "$ref": "#"}}\'\n```'
+        ),
+        '"$defs": 1',
+        "stands for a value",
+    ),
+    (
+        (
+            f'{CODE.format(RUN)}\n\n```\nqs = ["What is A?"]\nfor q in qs:\n'
+            "    client.completions.create(prompt=q)\n```"
+        ),
+        'not read: “qs = ["What is A?"]',
+        "",
+    ),
     # a body alone, and an endpoint alone
     (
         f'{SERVE}\n\nFor /v1/embeddings:\n\n```\n{{"input": "hi"}}\n```',
