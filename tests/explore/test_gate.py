@@ -34,7 +34,7 @@ from vllm_repro_explore.gate import change as change_module
 from vllm_repro_explore.gate import verb
 from vllm_repro_explore.gate.change import UnfitError, read_change
 from vllm_repro_explore.gate.choose import Chooser, Start
-from vllm_repro_explore.gate.judge import Answer, Drawn, Score, cost_of, key_of
+from vllm_repro_explore.gate.judge import Answer, Drawn, Pairs, Score, cost_of, key_of
 from vllm_repro_explore.gate.lines import changed_places, function_places, meaning
 from vllm_repro_explore.gate.play import Gating, Player
 from vllm_repro_explore.gate.starts import _draw_mix
@@ -306,6 +306,9 @@ def test_another_order_moves_a_known_failure_and_breaks_nothing() -> None:
     assert pairs.worse
     (pairs,) = counted([*stays, *moved[:20], *[moved[1]] * 10]).pairs.values()
     assert not pairs.worse
+    # variations of one case that was chosen since it fails newly
+    assert not Pairs(new=30, fresh_new=1).worse
+    assert Pairs(new=30, fresh_new=4, ended=2).worse
 
 
 def test_a_start_that_only_the_change_refuses_is_a_failure() -> None:

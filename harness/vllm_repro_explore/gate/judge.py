@@ -81,8 +81,10 @@ class Pairs:
     other: int = 0
     # it passes as released, and fails with the change
     new: int = 0
-    # of `new`, and of `ended` and `stays`, the cases that are no variations of earlier ones
+    # of `new`, of `ended`, and of all that fail as released, the cases that are no variations of
+    # earlier ones
     fresh_new: int = 0
+    fresh_ended: int = 0
     fresh_base: int = 0
     # some of the cases that end, and of those that fail newly
     ended_cases: list[Drawn] = field(default_factory=list)
@@ -100,9 +102,11 @@ class Pairs:
 
         Another order of valid choices moves a known failure to other cases, and may make it
         somewhat more frequent. Variations do not count where cases of the base are compared: they
-        lie near a few cases.
+        lie near a few cases. Nor do they alone: those near a case that was chosen since it fails
+        newly fail newly, too.
         """
-        if _chance(self.new, self.ended, 2) < _SURE:
+        apart = self.fresh_new >= _APART and self.fresh_new > 2 * self.fresh_ended
+        if apart and _chance(self.new, self.ended, 2) < _SURE:
             return True
         few = self.fresh_new <= 2 * self.fresh_base
         return not few and _chance(self.fresh_new, self.fresh_base) < _SURE
@@ -176,6 +180,7 @@ class Score:
         pairs.fresh_base += not drawn.varied
         if now is None:
             pairs.ended += 1
+            pairs.fresh_ended += not drawn.varied
             pairs.ended_cases += [drawn][: _KEPT - len(pairs.ended_cases)]
         elif now == worst:
             pairs.stays += 1
