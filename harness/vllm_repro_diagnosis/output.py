@@ -108,10 +108,8 @@ def _words_to_search(diagnosis: Diagnosis, message: str) -> list[str]:
 
     Words with digits, paths or quotes are left out: they differ between issues.
     """
-    root, text = (
-        diagnosis.root,
-        re.sub(r"^F\d{4,8} \S+ +\d+ \S+ ", "", telling_line(message)),
-    )  # glog
+    root = diagnosis.root
+    text = re.sub(r"^F\d{4,8} \S+ +\d+ \S+ ", "", telling_line(message))  # glog's prefix
     if sentence := _SENTENCE.match(text):
         text = sentence[0]
     if assertion := _ASSERTION.search(text):

@@ -170,7 +170,7 @@ _NATIVE = tuple(
                 r"^((?:free|malloc|realloc|munmap_chunk)\(\): .*)|^(double free or corruption.*)"
                 r"|^(corrupted size vs.*)|^(\*\*\* stack smashing detected.*)|^(LLVM ERROR: .*)"
                 r"|^(F\d{4}(?:\d{4})? [\d:.]+ +\d+ (?![\w./-]+\.py:)[\w./+-]+:\d+\] .*)"
-                r"|^(F\d{4} .*Check failed: .*)|^(pure virtual method called)"
+                r"|^(pure virtual method called)"
                 r"|^(terminate called (?:without|recursively).*)"
                 r"|^(\S+: \S+:\d+: .*: Assertion [`'].*' failed\..*)"
             ),

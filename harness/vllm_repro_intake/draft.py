@@ -421,7 +421,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
         _number(command, name) for name in ("--max-model-len", "--max-num-batched-tokens")
     )
     steps: list[list[Source]] = []
-    sizes, streams = list[int](), facts.streams
+    sizes: list[int] = []
     for request in (request for request in facts.requests if request.elsewhere):
         made.gap(
             f"not sent, as it goes to {request.elsewhere} and not to this server: POST"
@@ -473,7 +473,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                     f"the number of requests in that range was not read: {_SPREAD} stand for it"
                 )
                 request = replace(request, at_once=_SPREAD)
-            if streams and request.at_once > 1:
+            if facts.streams and request.at_once > 1:
                 made.gap("the text states streamed answers, which at_once(…) does not ask for")
             sizes += request.sizes
             more = {"max_tokens": answer} | ({"spread": True} if request.spread else {})
@@ -484,7 +484,9 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
             steps += [
                 [made.file.call("at_once", request.at_once, prompt=group, **more)]
                 if request.at_once > 1
-                else [made.file.call("chat", prompt=group[0], max_tokens=answer, stream=streams)]
+                else [
+                    made.file.call("chat", prompt=group[0], max_tokens=answer, stream=facts.streams)
+                ]
                 for group in ([[*request.sizes]] if whole else [[size] for size in request.sizes])
             ]
             continue
@@ -507,7 +509,11 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
                 )
             word = "completion" if request.path == "/v1/completions" else "chat"
             step = made.file.call(
-                word, prompt=request.tokens, max_tokens=answer, stream=streams, name=f"request {at}"
+                word,
+                prompt=request.tokens,
+                max_tokens=answer,
+                stream=facts.streams,
+                name=f"request {at}",
             )
             sizes.append(request.tokens)
         if request.beside and steps:
@@ -526,7 +532,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
         )
         made.made_up.add(str(prompt))
         answer = facts.answer or _ANSWER
-        steps = [[made.file.call("chat", prompt=prompt, max_tokens=answer, stream=streams)]]
+        steps = [[made.file.call("chat", prompt=prompt, max_tokens=answer, stream=facts.streams)]]
     if not facts.answer and not (
         ours and all(request.answer or request.body is not None for request in ours)
     ):

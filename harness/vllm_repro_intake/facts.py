@@ -423,7 +423,7 @@ def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
         phase=diagnosis.phase or _phase(title, requests, sentences),
         symptom=symptom,
         answer=answer_length(text),
-        streams=_STREAMS.search(_WHOLE.sub(" ", told)) is not None and _WHOLE.search(told) is None,
+        streams=_STREAMS.search(told) is not None and _WHOLE.search(told) is None,
         blocks=tuple(blocks),
     )
 
@@ -687,7 +687,7 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Stated | None:
 
 
 def _untested(match: re.Match[str]) -> bool:
-    """Return True if its row of a table, or its clause, says that a GPU was not tested."""
+    """Return True if the clause or table row around a match says that it was not tested."""
     before, after = (
         match.string[: match.start()].rpartition("\n")[2],
         match.string[match.start() :][:160],

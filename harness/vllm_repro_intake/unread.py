@@ -201,7 +201,8 @@ _REPEATED = re.compile(
 )
 """Words of a request that is sent more than once, or whose client leaves."""
 _NUMBER = re.compile(
-    rf"(?a)(?:(?<![\w./:#-])(?:v(?=\d+\.\d+\.\d))?|(?<=\.\.))(?<!\d[,'])(?P<number>\d+(?:\.\d+){{2,}}\w*|{DIGITS})"
+    r"(?a)(?:(?<![\w./:#-])(?:v(?=\d+\.\d+\.\d))?|(?<=\.\.))(?<!\d[,'])"
+    rf"(?P<number>\d+(?:\.\d+){{2,}}\w*|{DIGITS})"
     r"(?: ?(?P<unit>[kKM])(?![A-Za-z]))?|(?<=[\s\d]\d[-–])(?P<last>\d+)\b(?!\.\d)"
 )
 _LISTED = re.compile(r"\W*[\d.]+\W*")

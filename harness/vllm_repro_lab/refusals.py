@@ -88,9 +88,10 @@ def check_call(
 ) -> None:
     """Raise CUDA's error if a Python call of torch copies or waits without calling an operator.
 
-    Called for each call while a graph is captured. target: None if the call names no device.
+    Called for each call while a graph is captured.
 
-    name: of the function. first: its first argument. target: the device named for the result.
+    name: of the function. first: its first argument. target: the device named for the result, None
+    if none is.
     """
     if name in _READING and on_device(first):
         refuse(_READING[name]())

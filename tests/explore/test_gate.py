@@ -165,6 +165,9 @@ def test_each_commit_of_a_series_counts(tree: Path) -> None:
     change = read_change(put(tree, "".join(map(diff_of, texts, texts[1:]))), None, print)
     assert [(file.before, file.after) for file in change.files] == [(BEFORE, texts[2])]
     assert (change.changed.packages / FILE).read_text() == texts[2]
+    added = diff_of("", "X = 1\n").replace(f"--- a/{FILE}", "--- /dev/null")
+    with pytest.raises(UnfitError, match=f"already has {FILE}"):
+        read_change(put(tree, added), None, print)
 
 
 def test_added_removed_and_other_files_of_a_diff(tree: Path) -> None:

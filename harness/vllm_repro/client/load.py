@@ -229,7 +229,7 @@ class _Connection(asyncio.Protocol):
     def _feed(self, data: bytes, arrival: float | None) -> None:
         """Parse bytes of the answer, and set `last`; after the answer's end do nothing.
 
-        arrival: the kernel's time of the bytes; None without one: then the present time counts.
+        arrival: the kernel's time of the bytes; None: the present time counts.
         """
         if self._done.done():
             return

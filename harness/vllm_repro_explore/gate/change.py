@@ -200,9 +200,10 @@ def _of_diff(path: Path, name: str, source: Source, progress: Progress) -> Chang
         old = patched.source_file.removeprefix("a/") if patched.is_rename else patched.path
         former = files.get(old)
         text = former.after if former else _text(base, old)
-        if text is None and not patched.is_added_file:
+        if (text is None) is not patched.is_added_file:
+            has = "has no" if text is None else "already has"
             raise UnfitError(
-                f"the diff does not apply: vLLM {base.version} has no {old}", base=base.version
+                f"the diff does not apply: vLLM {base.version} {has} {old}", base=base.version
             )
         after = None if patched.is_removed_file else _applied(patched, text or "", base.version)
         before = former.before if former else text
