@@ -43,6 +43,7 @@ settings.register_profile(
     "random", settings.get_profile("same-examples"), derandomize=False, max_examples=400
 )
 settings.load_profile("same-examples")
+os.environ.pop("TMPDIR", None)  # it has a name in what is printed, as of a user who sets it
 os.environ["COLUMNS"] = "200"  # xdist and pytest alone set different widths
 # Scripts that tests start have this Python, as in an activated environment; pyenv's takes 70 ms.
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 
 class Meaning(StrEnum):
@@ -327,12 +328,19 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         ),
     ),
 )
-_TABLE = tuple(
-    (Report(reporter, meaning), re.compile(wordings))
-    for each in Meaning  # the gravest meaning counts
-    for reporter, meaning, wordings in _ROWS
-    if meaning is each
-)
+
+
+@cache
+def _table() -> tuple[tuple[Report, re.Pattern[str]], ...]:
+    """Return the rows by gravity; made at the first use, since it takes longer than a start."""
+    return tuple(
+        (Report(reporter, meaning), re.compile(wordings))
+        for each in Meaning  # the gravest meaning counts
+        for reporter, meaning, wordings in _ROWS
+        if meaning is each
+    )
+
+
 # Cheap words first: nearly every line has none. Plain texts are found faster than expressions.
 _WORDS = (
     *_TRANSLATED.lower().split("|"),
@@ -405,7 +413,7 @@ def report_of(text: str) -> Report | None:
     if _READS.match(text):
         return None
     text = _GUESSES.split(text)[0].strip()
-    report = next((known for known, wordings in _TABLE if wordings.search(text)), None)
+    report = next((known for known, wordings in _table() if wordings.search(text)), None)
     if report is None or report.meaning is Meaning.TROUBLE:
         return report
     if report.meaning is Meaning.EXITED and text.startswith("##[error]Process completed"):

@@ -402,7 +402,7 @@ def test_memory_does_not_grow_with_the_number_of_lives(life: list[str]) -> None:
         return peak
 
     most(2)  # patterns are compiled once
-    assert most(500) < most(50) + 1_000_000
+    assert most(200) < most(20) + 400_000
 
 
 def test_the_lives_after_a_death_count_only_as_evidence() -> None:
