@@ -17,8 +17,10 @@ from vllm_repro_search.bisect.component_plan import ComponentPlan
 from vllm_repro_search.bisect.plan import BisectionPlan, BootResult, ChangePlan, Side
 
 # versions of a component; share of boots that die; histories
-CASES = (((12, 24), 1.0, 200), ((4, 8), 1.0, 200), ((12, 24), 0.5, 40), ((4, 8), 0.5, 40))
-
+CASES = (
+    *(((12, 24), 1.0, 200), ((4, 8), 1.0, 200), ((12, 24), 0.5, 40), ((4, 8), 0.5, 40)),
+    *(((64, 128), 1.0, 40), ((64, 128), 0.5, 40)),
+)
 
 Plan = TypeVar("Plan", bound=ChangePlan[Any])
 

@@ -122,9 +122,8 @@ class TinyModel:
         """
         if self.fp8:
             return _FP8_WIDTH
-        if self.hidden is None or self.family == "mimo":
-            return self.heads * self.head_dim
-        return self.hidden
+        own = self.hidden if self.family != "mimo" else None
+        return self.heads * self.head_dim if own is None else own
 
     @property
     def slug(self) -> str:

@@ -136,8 +136,12 @@ def gpus() -> tuple[Gpu, ...]:
 
 def cpu_flags() -> frozenset[str]:
     """Return an x86 processor's flags in /proc/cpuinfo, such as "avx512_bf16"; empty on others."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+    return frozenset(
+        word
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if line.startswith("flags")
+        for word in line.split()
+    )
 
 
 def memory_gb() -> float:

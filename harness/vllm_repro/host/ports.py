@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from collections import deque
 
 from vllm_repro.command.container import LOOPBACK
 from vllm_repro.errors import InfraError
 
+_HELD: deque[int] = deque()
+"""Sockets of the ports given last. While one is bound, no other process is given its port."""
+
 
 def free_port(address: str = LOOPBACK) -> int:
-    """Return a port of this host's `address` that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+    """Return a port of this host's `address` that nothing listens on now.
+
+    Only a program that asks for this very port gets it, with SO_REUSEADDR, as servers do.
+    """
+    probe = socket.socket()
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind((address, 0))
+    port = int(probe.getsockname()[1])
+    _HELD.append(probe.detach())
+    if len(_HELD) > 100:
+        os.close(_HELD.popleft())
+    return port
 
 
 def check_port(port: int) -> None:

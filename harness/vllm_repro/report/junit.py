@@ -77,8 +77,11 @@ def element(
 def _case(report: RunReport, name: str, time_s: float, *children: ET.Element) -> ET.Element:
     """Return a test case of the run's scenario; `children` are its failure, skip or output."""
     classname = f"{'REHEARSAL.' if report.rehearsal else ''}{report.scenario}"
-    attributes = {"classname": classname, "name": name, "time": f"{time_s:.3f}"}
-    return element("testcase", attributes, children=children)
+    return element(
+        "testcase",
+        {"classname": classname, "name": name, "time": f"{time_s:.3f}"},
+        children=children,
+    )
 
 
 def _interrupted_cases(report: RunReport) -> list[ET.Element]:

@@ -255,7 +255,7 @@ class MultiNodeServer(Server):
 
     def processes(self) -> tuple[int, ...]:
         """Return the pids of the first node and of the workers of all others."""
-        pids = self.head.processes()
         # The first process of another node is its launcher; only its workers are part of the
         # engine.
-        return pids + tuple(pid for follower in self.followers for pid in follower.processes()[1:])
+        workers = (pid for follower in self.followers for pid in follower.processes()[1:])
+        return (*self.head.processes(), *workers)

@@ -38,9 +38,8 @@ def decode_bytes(shape: AttentionShape, batch: int) -> int:
 
     batch: number of sequences.
     """
-    partial = batch * shape.heads * _SPLITS * (shape.head_dim + 1) * 4
     return (
-        aligned(partial)
+        aligned(batch * shape.heads * _SPLITS * (shape.head_dim + 1) * 4)
         + aligned(batch * shape.heads * shape.head_dim * 2)
         + aligned(batch * shape.heads * 4)
     )

@@ -27,7 +27,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain, groupby, takewhile
+from itertools import groupby, takewhile
 
 QUESTION = (
     "The bicycle was not invented by one person on one day. Its history begins in the early"
@@ -184,8 +184,9 @@ def probes(checks: Checks, weights: ServedWeights | None) -> tuple[Probe, ...]:
 
 def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
     """Return how many leading tokens are the same in both sequences."""
-    pairs = zip(left, right, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))
+    )
 
 
 def longest_run(tokens: Sequence[int | str]) -> int:
@@ -252,8 +253,10 @@ def check_output(
                 " tokens"
             )
         if checks.distinct is not None and answer.distinct < checks.distinct:
-            different = round(answer.distinct * answer.length)
-            return f"only {different} different tokens in an answer of {answer.length}"
+            return (
+                f"only {answer.distinct * answer.length:.0f} different tokens in an answer of"
+                f" {answer.length}"
+            )
     return None
 
 
@@ -465,8 +468,7 @@ def _have_token_ids(*answers: OutputSample) -> bool:
 
     Text pieces cannot be compared: each stream splits them differently.
     """
-    tokens = chain.from_iterable(answer.first for answer in answers)
-    return all(isinstance(token, int) for token in tokens)
+    return all(isinstance(token, int) for answer in answers for token in answer.first)
 
 
 def _after(equal: int) -> str:

@@ -194,9 +194,8 @@ class Round(ClientCost):
         """Return why the client was too late at a round's ends to time it; empty if it was not."""
         if self.edge_s <= MOST_OFF * self.wall_s:
             return ""
-        late_ms = 1000 * self.edge_s
         return (
-            f"the client was late by up to {late_ms:.1f} ms at the ends of a round of"
+            f"the client was late by up to {1000 * self.edge_s:.1f} ms at the ends of a round of"
             f" {self.wall_s:.3g} s"
         )
 
