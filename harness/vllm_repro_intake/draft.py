@@ -443,9 +443,12 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
             ):
                 made.gap(f"request {at}: {written} stands for a value that was not read")
             for file, place in () if alike else _FILE_OF_BODY.findall(str(request.body)):
-                made.gap(
-                    f"request {at}: {file or place} is on the reporter's machine: name one of yours"
+                where = (
+                    "has a host that is left out here"
+                    if "://" in place
+                    else "is on the reporter's machine"
                 )
+                made.gap(f"request {at}: {file or place} {where}: name one of yours")
             names = (command.get("--served-model-name") or "").split()
             if (
                 not alike
