@@ -448,7 +448,7 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
     def abridged(self) -> VersionMap:
         """Return the map with the packages that all its vLLMs have in `also`, not in their names.
 
-        Not if a vLLM then had no package in its name, or two had the same name.
+        Not if there are none, if a vLLM then had no package in its name, or two had the same name.
         """
         lists = [version.split(WITH)[1:] for version in self.versions]
         also = tuple(name for name in lists[0] if all(name in names for names in lists))
@@ -456,7 +456,8 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
             version: WITH.join(name for name in version.split(WITH) if name not in also)
             for version in self.versions
         }
-        if len({*short.values()}) < len(short) or not all(WITH in name for name in short.values()):
+        named = all(WITH in name for name in short.values())
+        if not also or len({*short.values()}) < len(short) or not named:
             return self
         boots = [msgspec.structs.replace(row, version=short[row.version]) for row in self.boots]
         changed = {"versions": tuple(short.values()), "boots": tuple(boots), "also": also}
