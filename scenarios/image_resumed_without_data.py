@@ -5,8 +5,8 @@ The scheduler sends a request's images to the workers when it first schedules th
 worker encodes it. If the request is preempted and its blocks are evicted, the image has to be
 encoded after all. The first model runner keeps the request as first sent, skips an image without
 data, and finds no encoder output: it raises a RuntimeError. By its source, the second model runner
-is not affected: it receives the request again. vLLM uses the first on CPUs, without Triton, and
-with features that the second does not support.
+is not affected: it receives the request again. vLLM uses the first without Triton, as its published
+CPU packages are, and with features that the second does not support.
 
 Here an image takes one block of 32 tokens, and the encoder cache has room for one image. A request
 leaves red in the prefix cache; one with green drops red from the encoder cache and grows until it
@@ -28,7 +28,7 @@ scenario = Scenario(
         " miss"
     ),
     command="""
-        vllm serve Salesforce/blip2-opt-2.7b
+        VLLM_USE_V2_MODEL_RUNNER=0 vllm serve Salesforce/blip2-opt-2.7b
         --enforce-eager
         --enable-prefix-caching
         --enable-chunked-prefill

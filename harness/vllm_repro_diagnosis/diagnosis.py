@@ -19,7 +19,7 @@ from vllm_repro_diagnosis.access_runs import AccessRuns, kind_of
 from vllm_repro_diagnosis.boot_facts import EVIDENCE_WORDS, evidence_in
 from vllm_repro_diagnosis.evidence import Evidence
 from vllm_repro_diagnosis.judgement import Diagnosis, Phase, judge_life
-from vllm_repro_diagnosis.life_signs import BEGINNINGS, ServerLife, boot_marker
+from vllm_repro_diagnosis.life_signs import BEGINNINGS, INITIALIZES, ServerLife, boot_marker
 from vllm_repro_diagnosis.log_text import Line, from_the_end, read_lines
 from vllm_repro_diagnosis.outside import report_of
 
@@ -69,6 +69,7 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
                 weaker = _marks_of_weaker(_evidence(server.died, server.evidence))
                 runs.only = (*weaker, *_LATER_DEATHS)
                 deaths.feed(line)
+                continue
         server.life.feed(line)
         order.feed(line)
         if not line.stream and (kind_here := kind_of(line.raw)):
@@ -95,7 +96,7 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
 _MOST_KEPT = 20_000
 """Most lines of a log that are read again from its end."""
 _LATER_DEATHS = (
-    *(words.encode() for words in BEGINNINGS),
+    *(words.encode() for words in (*BEGINNINGS, INITIALIZES)),
     *(b"EngineCore encountered a fatal error.", b"EngineCore failed to start."),
     *(b"died unexpectedly", b"EngineDeadError: EngineCore"),
     b"Application startup complete.",
@@ -110,15 +111,21 @@ class _LaterDeaths:
         # a later life was ready
         self.ready = False
         # the present life has reported no death yet
-        self._fresh = False
+        self._fresh = True
+        # EngineCore's name and pid in the last death that it reported
+        self._engine: tuple[str, int | None] = "", None
 
     def feed(self, line: Line) -> None:
         """Take one line; count a death that is the first of its life, and note `ready`."""
-        begins = boot_marker(line) is not None
-        died = any(words.decode() in line.text for words in _LATER_DEATHS[len(BEGINNINGS) : -1])
+        begins = boot_marker(line) is not None or line.text.startswith(INITIALIZES)
+        died = any(words.decode() in line.text for words in _LATER_DEATHS[len(BEGINNINGS) + 1 : -1])
         self.ready |= _LATER_DEATHS[-1].decode() in line.text
-        self.count += self._fresh and died and line.level != "INFO"
+        name, pid = self._engine
+        again = line.process == name and line.pid != pid
+        self.count += (self._fresh or again) and died and line.level != "INFO"
         self._fresh = begins or (self._fresh and not died)
+        if died and line.process.startswith("EngineCore"):
+            self._engine = line.process, line.pid
 
 
 def _container_of(line: Line, streams: dict[str, _Container]) -> _Container:

@@ -45,6 +45,7 @@ from vllm_repro_diagnosis.outside import PROSE, Meaning, names_other_only, repor
 from vllm_repro_diagnosis.root_cause import Root, find_root, unwrap
 from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
+    ENGINE_NAMES,
     ERRORS,
     UNCAUGHT,
     Frame,
@@ -788,8 +789,16 @@ def _of_script(raised: Raised) -> bool:
         return False
     # a file of the user's has no package, and a process of the engine begins in a library
     return raised.functions[:1] in (("<module>",), ("_run_module_as_main",)) or (
-        bool(raised.frames) and "/" not in raised.frames[0].file
+        bool(raised.frames)
+        and ("/" not in raised.frames[0].file or bool(_RUNS_SCRIPTS.search(raised.frames[0].file)))
     )
+
+
+_RUNS_SCRIPTS = re.compile(
+    r"(?:^|/)(?:asyncio/(?:runners|base_events)|runpy|concurrent/futures/\w+|click/\w+|typer/\w+"
+    r"|fire/core|hydra/\w+(?:/\w+)*)\.py"
+)
+"""The library in which the frames of a script begin if the first ones are cut off."""
 
 
 _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
@@ -1176,12 +1185,19 @@ def _silence(case: _Case) -> Diagnosis:
         state = "The engine had booted, without a failure"
     if life.offline:
         state = "The program that uses vLLM ran without a failure"
+    elif life.only_workers:
+        state = "The workers of this rank were without a failure"
     elif life.ready:
         working = any(life.busy.values())
         state = f"The server was {'answering requests' if working else 'without a failure'}"
     if last is not None:
         where = f" (line {line_in_file(last.number)}{', ' + last.stamp if last.stamp else ''})"
     why = f"{state} where this log ends{where}: it may run on, or have been killed"
+    quoted = any(each.frames and life.last_error.startswith(each.exception) for each in case.raised)
+    if last is not None and life.last_error and not quoted:
+        of = f" of {last.process}" if last.process else ""
+        error = life.last_error[:_QUOTE].rstrip(".")
+        why = f"The last line{where} is an error{of}, and what followed is not here: {error}"
     if refused is not None and life.ready and last and last.number < refused.line:
         why = f"{state} where this log ends{where}, and answers no more: {refused.text.rstrip('.')}"
     return replace(_undecided(f"{why}. {_LOOK}"), open_end=True)
@@ -1310,7 +1326,10 @@ def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
     asked = life.open and diagnosis.died
     if not life.ready and not asked:
         begun = life.booted or (life.booting and case.engine_missing is None)
-        begun &= not (life.headless or life.offline)
+        # EngineCore meets a fatal error once it has booted
+        fatal = SignKind.FATAL in life or any(_FATAL_ERROR in link.headline for link in links)
+        workers = life.only_workers and not (case.raised or case.unfinished)
+        begun &= not (life.headless or workers or life.offline or fatal)
         return Phase.BOOT if begun or SignKind.BOOT_FAILED in life else None
     waited = any(raised.of_dead_engine and "generate" in raised.functions for raised in case.raised)
     broken = SignKind.STREAM_FAILED in life and diagnosis.died
@@ -1320,7 +1339,13 @@ def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
         # next below such an answer: the server logs its counts ten seconds after the last request
         below = (case.first_end or 0) - life.may_stream
         return Phase.REQUEST if 0 < below <= _NEXT else None
+    of_engine = life.last_line is not None and life.last_line.process.startswith(_ENGINE_PARTS)
+    if of_engine and "is an error of" in diagnosis.why and not serving:
+        return None
     return Phase.REQUEST if serving else Phase.IDLE
 
+
+_FATAL_ERROR = "EngineCore encountered a fatal error."
+_ENGINE_PARTS = ("Worker", "VllmWorker", "RayWorker", *ENGINE_NAMES)
 
 _WORKER_FILES = ("vllm/v1/worker/", "vllm/worker/")

@@ -19,6 +19,7 @@ from vllm_repro_diagnosis.tracebacks import (
     API_SERVERS,
     ENGINE_CORES,
     ENGINE_NAMES,
+    ERRORS,
     Finder,
     OpenTraceback,
 )
@@ -343,8 +344,13 @@ class ServerLife:
         """Return True if another server's log begins with this line.
 
         The server before was ready or had ended, or began with the same words, which a server logs
-        once. A line that a collector wrote twice is no beginning.
+        once. A line that a collector wrote twice is no beginning. If the lines of a boot are
+        missing, another EngineCore begins where the one before had died.
         """
+        if SignKind.FATAL in self and line.process in self.pids.values():
+            again = line.text.startswith(_FATAL) and line.pid not in (None, *self.pids)
+            if again or line.text.startswith(INITIALIZES):
+                return True
         if (first_words := boot_marker(line)) is None:
             return False
         # Ranks started by a launcher each log their arguments, without a pid.
@@ -355,6 +361,18 @@ class ServerLife:
     def is_server(self) -> bool:
         """Return True if a server of vLLM printed lines of this log."""
         return self.booted or self.ready or self.of_vllm
+
+    @property
+    def last_error(self) -> str:
+        """Return the last line's message if it is an error; else ""."""
+        last = self.last_line
+        return last.text.strip() if last is not None and last.level in ERRORS else ""
+
+    @property
+    def only_workers(self) -> bool:
+        """Return True if only workers printed these lines, as on a node without the engine."""
+        workers = ("Worker", "VllmWorker", "RayWorker")
+        return bool(self.pids) and all(name.startswith(workers) for name in self.pids.values())
 
     @property
     def offline(self) -> bool:
@@ -680,6 +698,8 @@ def _of_engine(traceback: OpenTraceback) -> bool:
 
 
 BEGINNINGS = ("non-default args: ", "vLLM API server version ", "Launching vLLM (")
+INITIALIZES = "Initializing a V1 LLM engine"
+"""The first words of EngineCore's boot."""
 
 
 def boot_marker(line: Line) -> str | None:

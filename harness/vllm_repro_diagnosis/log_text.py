@@ -161,7 +161,7 @@ _UVICORN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL|TRACE): {2,8}")
 _LEVEL = r"(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b"
 _LOGGER = r"(?:vllm\b|[a-z_]\w*(?:\.[a-z_]\w*)+)(?::[\w<>]+(?=:\d))?(?::\d+)?"
 _CLOCK = r"(?:\d{4}[-/]\d\d[-/]\d\d[T ,] ?)?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
-_THREAD = r"Main(?:Thread|Process)\b"
+_THREAD = r"(?:Main(?:Thread|Process)\b(?::\d{1,9})?|[A-Z]\w{2,40}:\d{1,9}\b)"
 _OTHER_FORMAT = re.compile(
     rf"[\s\[(<|-]{{0,4}}(?:(?:(?P<time>{_CLOCK})|(?P<before>{_LOGGER})|\d{{1,7}}|{_THREAD})"
     rf"[\s\])>|,:\[(<-]{{1,8}}){{0,4}}(?P<level>{_LEVEL})"
@@ -214,6 +214,9 @@ _RECORD_IN_LINE = re.compile(
     r"(?=\{.|\[\{.)"
 )
 """What may stand before a JSON record: nothing, or fluentd's time and tag."""
+_PAIR = re.compile(r'([\w.-]+)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?:\s+|$)')
+_LOGFMT = re.compile(f"(?:{_PAIR.pattern}){{3,}}".replace('("', '(?:"').replace("([", "(?:["))
+"""A record of logfmt: at least three pairs of a name and a value, which may be quoted."""
 _MARKS = re.compile(r"^(?:[>|] ?)+")
 """Marks of a quotation in Markdown or a mail."""
 _FIELD = re.compile(rf'\s*"(?:{"|".join(_RECORD_KEYS)})": ("(?:[^"\\]|\\.)*"),?\s*')
@@ -322,6 +325,9 @@ def _physical_lines(
             continue
         elif "{" in line and (match := _RECORD_IN_LINE.match(line)):
             texts = _from_record(line[match.end() :])
+        elif "msg=" in line and _LOGFMT.fullmatch(line):
+            pairs = {name: _from_field(text)[0] for name, text in _PAIR.findall(line)}
+            texts = _from_record(json.dumps(pairs))
         elif literals and line.lstrip("b").startswith(("'", '"')):
             texts = _from_literal(line)
         yield from ((number + runs.lines, text) for text in texts)

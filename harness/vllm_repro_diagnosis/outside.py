@@ -177,6 +177,22 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
     ),
     ("PBS or LSF", Meaning.KILLED, r"PBS: job killed: \S*mem|\bTERM_MEMLIMIT\b"),
     (
+        "SGE or HTCondor",
+        Meaning.KILLED,
+        (
+            r"(?i:\bjob\b.*\bexceeded .{0,30}\bh_(?:vmem|rss|data)\b)"
+            r"|\bAbnormal termination \(signal \d+\)"
+        ),
+    ),
+    (
+        "SGE or HTCondor",
+        Meaning.ENDED,
+        (
+            r"\bexceeded (?:hard|soft) (?:wallclock|cpu)(?: time)?\b|\bJob was (?:held|evicted)\b"
+            r"|\bjob .{0,40}(?:wallclock|h_rt).{0,20} exceeded\b"
+        ),
+    ),
+    (
         "PBS or LSF",
         Meaning.ENDED,
         r"PBS: job killed: |\bTERM_(?:RUNLIMIT|OWNER|ADMIN|PREEMPT|CPULIMIT)\b",
@@ -243,7 +259,7 @@ _ROWS: tuple[tuple[str, Meaning, str], ...] = (
         Meaning.KILLED,
         (
             r"[Cc]ontainer killed due to memory usage|(?i:memory limit of .{1,40} exceeded)"
-            r"|(?i:gone over (?:the )?memory limit|memory usage exceeded)"
+            r"|(?i:gone over (?:the )?(?:cgroup )?memory limit|memory usage exceeded)"
             r"|using too much memory and was terminated|crashed after using all available RAM"
         ),
     ),
@@ -356,7 +372,17 @@ _WORDS = (
         "evict",
         "probe",
     ),
-    *("preempt", "xid", "off the bus", "died", "dead", "memory", "backoff", "back-off"),
+    *(
+        "preempt",
+        "job was held",
+        "xid",
+        "off the bus",
+        "died",
+        "dead",
+        "memory",
+        "backoff",
+        "back-off",
+    ),
     *("time limit", "longer than", "interrupted", "health check", "stopp", "timed out", "timeout"),
     *("hangup", "reset", "panic", "lockup", "hardware", "shutdown", "running", "still", "keeps"),
     *(" up ", "http/", "error", "lost", "notready", "low on resource", "deletion", "floating"),

@@ -172,7 +172,10 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ),
     ("assert not req_status.transfer_jobs", "vllm-project/vllm#46014"),
     ("KeyError in _remove_pending_job", "vllm-project/vllm#42761"),
-    ("assert self._jobs[any_jid].is_store", "not reported; the scenario offloading-reset-running"),
+    (
+        "assert self._jobs[any_jid].is_store",
+        "no report found; the scenario offloading-reset-running",
+    ),
     ("assert num_new_tokens > 0", "vllm-project/vllm#44526, or vllm-project/vllm#53706 with NIXL"),
     (
         "assert request.num_output_placeholders >= 0",
@@ -187,13 +190,13 @@ _KNOWN: Sequence[tuple[str, str]] = (
     ("events-early", "vllm-project/vllm#55092; routers that count copies are right"),
     (
         "fetched without the first token of a window",
-        "not reported; the scenario nixl-fetch-loses-token",
+        "no report found; the scenario nixl-fetch-loses-token",
     ),
-    ("Encoder cache miss", "not reported; the scenario image-resumed-without-data"),
-    ("computes-asleep", "not reported; drafted in reports/evidence/sleep-gaps-cpu-0.33.0"),
+    ("Encoder cache miss", "no report found; the scenario image-resumed-without-data"),
+    ("computes-asleep", "no report found; drafted in reports/evidence/sleep-gaps-cpu-0.33.0"),
     (
         "in reset_prefix_cache (vllm/v1/core/sched/scheduler.py): Failed to reset KV cache",
-        "not reported; 0.32.0 answers the pause with an error",
+        "no report found; 0.32.0 answers the pause with an error",
     ),
     ("gpu-free-count", "vllm-project/vllm#42085 before the death"),
     (

@@ -115,7 +115,7 @@ def scenario_test(scenario: Scenario, arm: Arm | None = None) -> str:
     about = [
         f"{scenario.title}.",
         "",
-        ("" if scenario.filed else "Not reported. Related, not this bug: ")
+        ("" if scenario.filed else "No report was found. Related, not this bug: ")
         + issue_url(scenario.issue),
         (
             f"vLLM with the bug: {scenario.status.bad}; without:"

@@ -1,7 +1,7 @@
 """Draft of a comment on the upstream issue, or of a new issue for an unreported bug.
 
 The cause comes first, then a change that shows it, a unit test, the script, and all else, folded.
-A draft has at most 16,000 bytes, its code blocks are intact, and it mentions nobody. What its
+A draft has at most 32,000 bytes, its code blocks are intact, and it mentions nobody. What its
 sender must know is not in it: `vllm-repro draft` prints that.
 """
 
@@ -34,7 +34,7 @@ from vllm_repro_diagnosis.evidence import Evidence, simulation_mark
 from vllm_repro_diagnosis.root_cause import Root
 from vllm_repro_diagnosis.tracebacks import Frame, Raised
 
-MOST = 16_000
+MOST = 32_000
 """Bytes of a draft."""
 
 _NAME, _SENTENCE, _CAUSE, _BLOCK, _LIST = 60, 500, 800, 3_000, 1_600
@@ -259,8 +259,9 @@ def _first_lines(report: RunReport, why: str, small: str, gpus: bool) -> Iterato
         word, _, text = shorten(report.banner, _SENTENCE).partition(": ")
         yield f"- **{word}:** {cell(text)}{_holds(report, small, gpus)}"
     modelled = not any("computes no model" in part.effect for part in report.replaced)
-    if modelled and any(FIRST_RUNNER in arm.server.env.items() for arm in report.arms):
-        yield f"- **Model runner:** the first ({code('='.join(FIRST_RUNNER))}); no other was tried."
+    if any(FIRST_RUNNER in arm.server.env.items() for arm in report.arms):
+        which = "the first" if modelled else "none ran; the scheduler was set for the first"
+        yield f"- **Model runner:** {which} ({code('='.join(FIRST_RUNNER))}); no other was tried."
     yield from (f"- {plain(shorten(text, _SENTENCE))}." for text in refusals(report.arms)[:4])
     if report.shortfall:
         yield f"- **{report.shortfall}. This is what the journal holds.**"

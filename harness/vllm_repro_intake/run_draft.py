@@ -96,7 +96,8 @@ def _warnings(report: RunReport, made: Draft) -> list[str]:
         if (report.folder / log).is_file()
     ]
     warnings = {
-        f"no room for {', '.join(made.left_out)}; report.md has it": made.left_out,
+        f"no room for {', '.join(made.left_out)}: see report.md, repro.py and, for the unit test,"
+        f" vllm-repro show {report.scenario} --as pytest": made.left_out,
         f"the draft has no log; attach {', '.join(logs[:3])} once you have read it": logs,
         "a REHEARSAL says nothing about vLLM, and is nothing for upstream": report.rehearsal,
         f"the run decided nothing: {report.because}": report.verdict is Verdict.INCONCLUSIVE,

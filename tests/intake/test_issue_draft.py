@@ -429,7 +429,7 @@ def test_a_draft_is_a_file_and_a_command_and_nothing_more(
         missing(
             done.err,
             "the draft has no log; attach logs/reported-1.log",
-            "how the command differs from the reported one; report.md has it",
+            "how the command differs from the reported one: see report.md",
         )
         == []
     )

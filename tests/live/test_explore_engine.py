@@ -238,7 +238,7 @@ def test_a_planted_fault_is_found(fault: str, sound: Driver, tmp_path: Path) -> 
             "store-late",
             "vllm-project/vllm#46240; the scenario kv-abort-reported-twice",
         ),
-        ("0.32.0", "ops-off", "not reported; the scenario offloading-reset-running"),
+        ("0.32.0", "ops-off", "no report found; the scenario offloading-reset-running"),
     ],
 )
 def test_a_death_is_found_again_and_named(

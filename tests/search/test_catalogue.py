@@ -97,7 +97,7 @@ def test_bugs_of_the_newest_release_are_grouped_by_issue(
     closed = state in (UpstreamState.STALE, UpstreamState.CLOSED, UpstreamState.CLOSED_STALE)
     assert (
         bug.group
-        == f"Still in {NEWEST}, {'closed or stale' if closed else 'open or not reported'} upstream"
+        == f"Still in {NEWEST}, {'closed or stale' if closed else 'open, or no report found'} upstream"
     )
 
 

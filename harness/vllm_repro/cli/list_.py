@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _details(scenario: Scenario, file: Path) -> list[str]:
     """Return what `list -v` prints about a scenario, wrapped at the terminal's width."""
-    nearest = "" if scenario.filed else "none; related, not this bug: "
+    nearest = "" if scenario.filed else "none found; related, not this bug: "
     lines = (
         f"{scenario.id}: {scenario.title}",
         f"  issue: {nearest}{scenario.issue}",

@@ -282,7 +282,7 @@ def _curl(request: Request, command: ServeCommand, seed: str) -> str:
 
 def _about(scenario: Scenario, report: RunReport | None) -> str:
     """Return the script's docstring: the bug, the releases with it, how to use the script."""
-    near = "" if scenario.filed else "Not reported. Related, not this bug: "
+    near = "" if scenario.filed else "No report was found. Related, not this bug: "
     lines = [
         f"{scenario.title}.",
         f"{near}{issue_url(scenario.issue)}",

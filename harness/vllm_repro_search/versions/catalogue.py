@@ -43,7 +43,7 @@ class UpstreamState(StrEnum):
     STALE = "open, marked stale"
     CLOSED = "closed"
     CLOSED_STALE = "closed as stale"
-    NOT_FILED = "not reported"
+    NOT_FILED = "no report found"
     UNKNOWN = "unknown"
 
     @property
@@ -163,7 +163,9 @@ class Bug:
             return f"Not decided in {NEWEST}"
         if newest.look[1] == "good":
             return f"Not in {NEWEST}"
-        upstream = "closed or stale" if self.upstream.state.forgotten else "open or not reported"
+        upstream = (
+            "closed or stale" if self.upstream.state.forgotten else "open, or no report found"
+        )
         return f"Still in {NEWEST}, {upstream} upstream"
 
 
