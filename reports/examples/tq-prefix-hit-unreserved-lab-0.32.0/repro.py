@@ -1,5 +1,5 @@
 """TurboQuant KV cache crashes on a prefix-cache hit when chunked prefill is off.
-Not reported. Related, not this bug: https://github.com/vllm-project/vllm/issues/44053
+No report was found. Related, not this bug: https://github.com/vllm-project/vllm/issues/44053
 Releases with the bug: >=0.21.0; without: none is declared.
 
 pip install openai vllm==0.32.0    # needs: 1 GPU, 24 GB each
