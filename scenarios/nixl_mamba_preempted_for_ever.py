@@ -61,20 +61,47 @@ scenario = Scenario(
             patched(
                 "vllm/v1/core/sched/scheduler.py",
                 was="""\
+            # Schedule newly needed KV blocks for the request.
+            with record_function_or_nullcontext("schedule: allocate_slots"):
+""",
+                now="""\
+            # Schedule newly needed KV blocks for the request.
+            waits = False
+            with record_function_or_nullcontext("schedule: allocate_slots"):
+""",
+            ),
+            patched(
+                "vllm/v1/core/sched/scheduler.py",
+                was="""\
                     # A deferred free will not help with immediate allocation.
                     if not self._request_blocks_can_be_freed(preempted_req):
 """,
                 now="""\
-                    if preempted_req == request and request.num_in_flight_tokens:
+                    if (
+                        preempted_req == request
+                        and self.need_mamba_block_aligned_split
+                        and request.num_in_flight_tokens
+                    ):
+                        waits = True
                         break
 
                     # A deferred free will not help with immediate allocation.
                     if not self._request_blocks_can_be_freed(preempted_req):
 """,
+            ),
+            patched(
+                "vllm/v1/core/sched/scheduler.py",
+                was="\n            if new_blocks is None:\n",
+                now="""
+            if new_blocks is None and waits:
+                req_index += 1
+                continue
+            if new_blocks is None:
+""",
                 why=(
-                    "a request waits for its step in flight, which frees a block, instead of"
-                    " preempting itself; no fix to propose: it acts on all models, and under"
-                    " priority it ends the loop where the source goes on"
+                    "with Mamba layers a request waits for its step in flight, which frees a"
+                    " block, instead of preempting itself; vLLM's check at start, which counts two"
+                    " states, is the other place to mend"
                 ),
             ),
         ),

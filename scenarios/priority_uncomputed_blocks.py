@@ -92,20 +92,29 @@ scenario = Scenario(
             "patched",
             lives,
             patched(
+                "vllm/v1/core/kv_cache_manager.py",
+                was="        self.block_pool.evict_blocks(block_ids)\n",
+                now="""\
+        self.block_pool.evict_blocks(block_ids)
+
+    def evict_uncomputed_blocks(self, request: Request) -> None:
+        for manager in self.coordinator.single_type_managers:
+            first = request.num_computed_tokens // manager.block_size
+            blocks = manager.req_to_blocks.get(request.request_id, ())[first:]
+            self.evict_blocks({block.block_id for block in blocks if not block.is_null})
+""",
+            ),
+            patched(
                 "vllm/v1/core/sched/scheduler.py",
-                was=(
-                    "                            self.running,\n                           "
-                    " key=lambda r: (r.priority, r.arrival_time),\n"
-                ),
-                now=(
-                    "                            (r for r in self.running if r not in"
-                    " scheduled_running_reqs),\n                            key=lambda r:"
-                    " (r.priority, r.arrival_time),\n"
-                ),
+                was="                            req_to_new_blocks.pop(preempted_req_id)\n",
+                now="""\
+                            req_to_new_blocks.pop(preempted_req_id)
+                            self.kv_cache_manager.evict_uncomputed_blocks(preempted_req)
+""",
                 why=(
-                    "a request that the step has scheduled is not preempted in it; no fix to"
-                    " propose: if the step has scheduled all lesser requests, the more important"
-                    " one preempts itself"
+                    "blocks that the step no longer fills leave the prefix cache, as in the pull"
+                    " request named here; a request that shares such a block in the same step was"
+                    " not tried"
                 ),
             ),
         ),
