@@ -478,7 +478,7 @@ PROSE = {
             f"```\ncurl [::1]:8000/v1/completions -d '{BODY}'\n```".replace(
                 "hi", "http://10.1.2.3/a"
             ),
-            "GAP: request 1: http://[address]/a has a host that is left out here: name one of yours",
+            "GAP: request 1: http://[address]/a has a host that is left out here: name",
             "10.1",
         ),
         ("Bob (phone +1 555 010 9999) saw 7 of them on 0.24.0.", "phone [phone]) saw 7", "9999"),

@@ -95,10 +95,8 @@ def test_bugs_of_the_newest_release_are_grouped_by_issue(
 ) -> None:
     bug = replace(rows["sco-lazy-starves"], upstream=Upstream("somewhere", state, "2026-09"))
     closed = state in (UpstreamState.STALE, UpstreamState.CLOSED, UpstreamState.CLOSED_STALE)
-    assert (
-        bug.group
-        == f"Still in {NEWEST}, {'closed or stale' if closed else 'open, or no report found'} upstream"
-    )
+    words = ("open, or no report found", "closed or stale")
+    assert bug.group == f"Still in {NEWEST}, {words[closed]} upstream"
 
 
 def test_only_a_release_that_was_tried_is_decided(rows: dict[str, Bug]) -> None:
