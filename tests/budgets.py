@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 BUDGETS = {
     "harness/vllm_repro": 13_000,
     "harness": 29_740,
-    "tests": 19_720,
+    "tests": 19_725,
     "benchmarks": 1_425,
 }
 """Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500.

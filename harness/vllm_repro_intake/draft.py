@@ -68,7 +68,7 @@ _UNSET = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(\([^()]+\)\)|\A<[\w .-]{1,40}>\Z"
 _FILE = re.compile(
     r"(?<![^\s=\"])(?<!served-model-name[ =])(?<!root-path[ =])(?<!-dir[ =])(?<!media-path[ =])"
     r"(?<!--model[ =])"
-    r"(?:~|\.{1,2})?/[\w.-][\w./-]*(?=[\s\"]|\Z)"
+    r"(?:~|\.{1,2})?/[\w.\[-][\w./\[\]-]*(?=[\s\"]|\Z)"
 )
 _FILE_OF_BODY = re.compile(
     r"(?:path': '|file://)((?:~|\.{1,2})?/[^\s'\"]+)|([^\s'\"]*\[(?:host|address|user)\][^\s'\"]*)"
@@ -222,7 +222,9 @@ def draft(
     for part in unread(
         facts.blocks, made.values, made.quoted, made.used, made.made_up, len(sent), title
     ):
-        made.gap(f"not read: “{part}”")
+        # without a title of its own, the exception is the title
+        if facts.title or not title.startswith(part.partition("…")[0].rstrip(": ") or "…"):
+            made.gap(f"not read: “{part}”")
     made.text = made.file.text(
         f"{title.rstrip('.…')}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not"
         " state, or what was not read of it.\nEvery other comment is a guess or a note: confirm it"
@@ -428,8 +430,11 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
             f" {request.path} {literal(request.body)}"
         )
     ours = [request for request in facts.requests if not request.elsewhere]
+    short = _ANSWER  # of answers whose length was not read
     for at, request in enumerate(ours, 1):
-        answer = request.answer or facts.answer or _ANSWER
+        room = limit - request.tokens if limit and 0 < request.tokens < limit else _ANSWER
+        short = min(short, room)
+        answer = request.answer or facts.answer or short
         if request.body is not None:
             alike = at > 1 and ours[at - 2].body == request.body
             for name in () if alike else request.unread:
@@ -539,8 +544,8 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
     if not facts.answer and not (
         ours and all(request.answer or request.body is not None for request in ours)
     ):
-        made.gap(f"the length of the answers was not read: {_ANSWER} tokens stand for it")
-        made.made_up |= {str(_ANSWER), str(_SPREAD)}
+        made.gap(f"the length of the answers was not read: {short} tokens stand for it")
+        made.made_up |= {str(short), str(_SPREAD)}
     made.put(
         "workload",
         one_a_line(

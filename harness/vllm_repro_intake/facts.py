@@ -24,7 +24,7 @@ from vllm_repro_intake.requests import (
     find_requests,
     find_tried,
 )
-from vllm_repro_intake.text import Block, clean, read_blocks, shortened, statements
+from vllm_repro_intake.text import NOT, Block, clean, read_blocks, shortened, statements
 
 Used = tuple[str, tuple[str, ...]]
 """A part of a sentence, and the words of it that were read."""
@@ -161,7 +161,8 @@ _LACKS = (
 )
 _SHOWS = (
     r"(?:crash\w*|die[sd]?|dead|fail\w*|broken?|breaks|bad|hang(?:s|ing)?|affected|bug(?:gy)?|since"
-    r"|regress\w*|(?:first )?seen|introduced|appear(?:s|ed)|start(?:s|ed|ing) (?:with|in|from)"
+    r"|(?<!'s a )(?<!was a )(?<!is a )regress\w*|(?:first )?seen|introduced|appear(?:s|ed)"
+    r"|start(?:s|ed|ing) (?:with|in|from)"
     r"|errors?|segfaults?"
     r"|reproduc(?:es?|ed|ible)|same (?:crash|issue|error|problem|bug)|happens?|occurs?|wrong"
     r"|garbage|happened|occurred|triggers?|(?:has|have|had) (?:it|this|the (?:bug|issue|problem)))"
@@ -228,7 +229,7 @@ _SHAPE = re.compile(
 _ARCHITECTURE = re.compile(r"architectures?[\"']?\s*[:=]\s*\[?[\"']?(\w+For\w+)")
 KIND = (
     r"(?:NVIDIA |AMD |GeForce |Instinct |Tesla )*(?:RTX ?(?:PRO )?\d{4}(?: ?Ti)?(?: Blackwell|"
-    r" Ada)?|[345]090|[345]0[6-9]0 ?[Tt]i|A6000|GB[123]00|GB10|DGX Spark|H\d{2,3}"
+    r" Ada)?|[345]090|[345]0[6-9]0 ?[Tt]i|(?:RTX ?)?A[2456][05]00|GB[123]00|GB10|DGX Spark|H\d{2,3}"
     r"|A(?:10G?|16|30|40|100|800)|L(?:4|20|40[sS]?)|V100|T4|B\d{3}|(?:Arc )?(?:Pro )?B[5-7]0"
     r"|MI\d{3}X?)(?=s?\b)"
 )
@@ -246,7 +247,7 @@ _GPUS = (
     re.compile(rf"(?a)\bGPUs?\b[^\n]{{0,30}}?(?<![\w-])(?P<kind>{KIND})"),
     re.compile(rf"(?a)(?<![\w-])(?P<kind>{KIND})"),
 )
-_UNTESTED = re.compile(r"(?i)(?:\bnot|n['\u2019]?t|\bnever)(?: \w+)? (?:tested|tried)|\buntested")
+_UNTESTED = re.compile(rf"(?i)(?:\bnot|{NOT}|\bnever)(?: \w+)? (?:tested|tried)|\buntested")
 _STREAMS = re.compile(
     r"(?i)\bstream[\"'`]?\s?[:=]\s?true\b"
     r"|(?<!-)\bstreaming (?:chat|completion|request|response|answer)"
@@ -331,7 +332,7 @@ _CRASH = re.compile(
     re.IGNORECASE,
 )
 _NO_CRASH = re.compile(
-    r"(?i)(?:\b(?:no(?:thing|body|ne)?|never|not|without)|n'?t)\b(?: \w+){0,2}?"
+    rf"(?i)(?:\b(?:no(?:thing|body|ne)?|never|not|without)\b|{NOT})(?: \w+){{0,2}}?"
     r" (?:crash\w*|die[sd]?|dead|kill\w*|exit\w*|segfault\w*|asserts?|OOM)\b"
     r"|\bkill(?:s|ed|ing)? (?:it )?(?:with )?-\w+|\b(?:pkill|killall|SIGKILL)\b"
     r"|\b(?:I|we|you|user|(?:have|has|had|need(?:s|ed)?) to(?: be)?|must(?: be)?)"

@@ -25,8 +25,9 @@ from vllm_repro.releases.sources import Source
 from vllm_repro.report.files import write_file
 from vllm_repro.report.format import plural
 from vllm_repro.scenario.catalogue import all_scenarios, folder_words, to_stderr
-from vllm_repro.scenario.matching import matches
+from vllm_repro.scenario.matching import Match, matches
 from vllm_repro.scenario.reader import read
+from vllm_repro_diagnosis.signature import How
 from vllm_repro_intake.draft import draft
 from vllm_repro_intake.facts import read_facts
 from vllm_repro_intake.text import with_public_stores
@@ -103,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     _, problems = read(path, made.text)
     if output is not None:
         write_file(output, made.text, hint="-o FILE writes it elsewhere")
-    crashes = [match.scenario.id for match in matches(facts.diagnosis, known)]
+    crashes = matches(facts.diagnosis, known)
     if arguments.json:
         print_json(
             {
@@ -113,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "gaps": made.gaps,
                 "guesses": made.guesses,
                 "problems": [problem.text for problem in problems],
-                "matches": crashes,
+                "matches": [match.scenario.id for match in crashes],
             }
         )
     elif output is None:
@@ -127,9 +128,9 @@ def run(arguments: argparse.Namespace) -> int:
         *(f"gap: {gap}" for gap in made.gaps),
         *(f"check: {problem.text}" for problem in problems),
         *(
-            f"known: the death has the signature of {known}:"
-            f" vllm-repro run {' '.join([known, *folder_words()])}"
-            for known in crashes
+            f"known: {_likeness(match)}: vllm-repro run"
+            f" {' '.join([match.scenario.id, *folder_words()])}"
+            for match in crashes
         ),
         (
             f"{path if output else made.id}: {plural(len(made.gaps), 'gap')},"
@@ -216,3 +217,10 @@ def _from_github(url: str) -> tuple[str, str, str]:
         ),
         f"{repository}#{number}",
     )
+
+
+def _likeness(match: Match) -> str:
+    """Return how sure it is that the death is that of a scenario."""
+    if match.how is How.MATCH:
+        return f"the death has the signature of {match.scenario.id}"
+    return f"the death resembles that of {match.scenario.id}, but {match.against}"

@@ -19,7 +19,7 @@ from vllm_repro.errors import CommandError
 from vllm_repro.scenario.writer import Source, literal
 from vllm_repro_diagnosis.boot_facts import ScheduledChunk
 from vllm_repro_intake.commands import assigned, calls
-from vllm_repro_intake.text import GLUED, LONGEST, Block, shortened
+from vllm_repro_intake.text import GLUED, LONGEST, NOT, Block, shortened
 
 
 @dataclass(frozen=True)
@@ -590,7 +590,7 @@ _THE_BUG = r"(?:(?:the |this )?(?:bug|crash|error|hang|issue|problem) )?"
 _FAILS = re.compile(
     r"\bsame (?:crash|error|issue|problem|failure)|\bstill"
     r" (?:crash|fail|happen|occur|die|hang|broken|present|reproduc|see|get)\w*"
-    r"|(?:\b(?:never|not)|n[o']?t) (?:fixed|solved|resolved|avoided|finish\w*"
+    rf"|(?:\b(?:never|not|cannot)|{NOT}) (?:fixed|solved|resolved|avoided|finish\w*"
     r"|pass\w*|starts?|started|serv\w*|accepted|right"
     r"|correct|fine|normal\w*|stable|ok(?:ay)?)\b"
     r"|\b(?:does|did|do)(?:n[o']?t| not)"

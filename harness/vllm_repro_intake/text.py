@@ -10,6 +10,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+NOT = (
+    r"\b(?:\w+n['\u2019]t"
+    r"|(?:do(?:es)?|did|is|was|are|were|ca|wo|could|would|should|has|have|had)nt)\b"
+)
+"""Negated verbs, also without their apostrophe; not the end of `client` or `event`."""
 _FENCE = re.compile(r"[ \t]*(?:`{3,}|~{3,})")
 _HEADING = re.compile(
     r"#{1,6} +(?P<marked>.+)|\*\*(?P<bold>[^*]+)\*\*:?|(?P<plain>[A-Z][\w ()'/-]{2,60}):?"

@@ -299,6 +299,11 @@ FORMS = {
             "",
         ),
         (
+            "vllm serve a/b --chat-template /home/ana/x.jinja",
+            "GAP: /home/[user]/x.jinja is on the reporter's machine",
+            "",
+        ),
+        (
             f'{RUN}\ncurl box:8000/v1/completions -d \'{{"prompt": "/no_think hi"}}\'',
             '"/no_think hi"',
             "reporter's machine",
@@ -598,6 +603,15 @@ PROSE = {
     ],
 }
 WHOLE = [
+    # "nt" at the end of a noun is no "not"
+    (f"{RUN}\n\nThe client crashes the engine.", "by the words of the text: “The client", ""),
+    (f"{RUN}\n\nIt doesnt crash.", 'arm("reported", errs)', "dies"),
+    (f"{RUN}\n\n4x RTX A6000. It dies.", "reported on 4 x RTX A6000: ", ""),
+    (
+        f"{RUN} --max-model-len 4096\n\nA prompt of 4095 tokens kills it.",
+        "chat(prompt=4095, max_tokens=1",
+        "left out",
+    ),
     *(
         (TWO.format(first, second), f"vllm/x:{image};not taken: “", "several commands")
         for first, second, image in (("good", "bad", "v2"), ("broken", "ok", "v1"))

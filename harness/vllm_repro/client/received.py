@@ -248,13 +248,21 @@ def _margins(choice: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def _message_text(message: Any) -> str:
-    """Return the text of a chat message or delta, reasoning included; empty if malformed."""
+    """Return the text of a chat message or delta, reasoning and tool calls included.
+
+    Empty if malformed. Without the ids of calls, which are random.
+    """
     if not isinstance(message, dict):
         return ""
+    functions = [
+        call["function"]
+        for calls in [message.get("tool_calls")]
+        for call in (calls if isinstance(calls, list) else ())
+        if isinstance(call, dict) and isinstance(call.get("function"), dict)
+    ]
     # A reasoning parser moves text to another field, and releases name that field differently.
-    return "".join(
-        str(message.get(key) or "") for key in ("reasoning_content", "reasoning", "content")
-    )
+    keys = ("reasoning_content", "reasoning", "content", "name", "arguments")
+    return "".join(str(part.get(key) or "") for part in (message, *functions) for key in keys)
 
 
 def _usage(body: Mapping[str, Any]) -> Usage | None:

@@ -12,9 +12,7 @@ _T = TypeVar("_T")
 
 def seconds(value: float | None) -> str:
     """Return seconds as text: `2.5 s`, `12 s`, or `-` for an unknown time."""
-    if value is None:
-        return "-"
-    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+    return "-" if value is None else f"{value:.{1 if value < 10 else 0}f} s"
 
 
 def plural(count: int, noun: str) -> str:

@@ -145,9 +145,12 @@ def test_an_answer_without_choices_can_fail_too(response: httpx.Response | Excep
 
 
 def test_a_stream_that_ends_well() -> None:
-    answer = ask(events([chunk("a"), chunk("b", "length"), USAGE]), stream=True)
+    call = {"id": "call-1", "function": {"name": "f", "arguments": "{}"}}
+    called = [{"index": 0, "delta": {"content": None, "tool_calls": [call]}}]
+    pieces = [chunk("a"), {"choices": called}, chunk("b", "length"), USAGE]
+    answer = ask(events(pieces), stream=True)
     assert (answer.ok, answer.done, sign_of(answer)) == (True, True, None)
-    assert (answer.text, answer.finish_reason, len(answer.token_times)) == ("ab", "length", 2)
+    assert (answer.text, answer.finish_reason, len(answer.token_times)) == ("af{}b", "length", 3)
     assert answer.usage
     assert (answer.usage.prompt_tokens, answer.usage.cached_tokens) == (7, 3)
 
