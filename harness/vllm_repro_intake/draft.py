@@ -267,7 +267,8 @@ def _put_command(
         if is_secret_name(flag.name):
             made.guess(f"left out: {flag.name}, which holds a secret", "")
         elif mistakes := flag_mistakes([flag]):
-            made.guess(f"left out: {mistakes[0]}", words)
+            # what to write in its place is for a command that is written by hand
+            made.guess(f"left out: {mistakes[0].removesuffix(': leave it out')}", words)
         elif base not in KNOWN and not flag.values and any(name.startswith(base) for name in KNOWN):
             made.guess(
                 "left out, as its line seems to be cut off: compare all flags with the text",
@@ -374,11 +375,21 @@ def _put_needs(made: Draft, facts: Facts, command: ServeCommand, stated_shape: b
         for flag in command.flags
         if _REFUSED.fullmatch(flag.name)
     ]
+    bodies = " ".join(f"{request.body}" for request in facts.requests)
+    sees = "image_url" in bodies or command.get("--limit-mm-per-prompt") is not None
+    if any(re.search("/(?:rerank|score|classify)$", request.path) for request in facts.requests):
+        made.gap("no tiny model ranks or scores: without a GPU the server refuses these requests")
     dummy = made.file.call(
         "Dummy",
         layers=2,
         why="no weights are needed",
-        **({} if stated_shape else {"heads": 4, "kv_heads": 2, "head_dim": 64}),
+        **(
+            {"family": "blip2", "heads": 4, "kv_heads": 4, "head_dim": 64}
+            if sees
+            else {}
+            if stated_shape
+            else {"heads": 4, "kv_heads": 2, "head_dim": 64}
+        ),
         **({"changes": changes} if changes else {}),
     )
     made.file.comment(f"needs=Needs(), dummy={dummy.text},")

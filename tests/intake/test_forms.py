@@ -603,6 +603,22 @@ PROSE = {
     ],
 }
 WHOLE = [
+    # a tiny model that takes what the requests send
+    (
+        f"{RUN} --limit-mm-per-prompt '{{\"image\": 2}}'",
+        'family="blip2", heads=4, kv_heads=4',
+        "",
+    ),
+    (
+        f'{RUN}\n\ncurl box:8000/v1/rerank -d \'{{"query": "a", "documents": [""]}}\'',
+        'request(path="/v1/rerank";GAP: no tiny model ranks or scores',
+        "",
+    ),
+    (
+        f"{RUN}\n\nrequests.post('http://box:8000/v1/embeddings', json=dict(input=text * n))",
+        'request(path="/v1/embeddings"',
+        "chat(",
+    ),
     # "nt" at the end of a noun is no "not"
     (f"{RUN}\n\nThe client crashes the engine.", "by the words of the text: “The client", ""),
     (f"{RUN}\n\nIt doesnt crash.", 'arm("reported", errs)', "dies"),
