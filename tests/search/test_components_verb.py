@@ -128,7 +128,7 @@ def test_combinations_that_do_not_fit_are_skipped(made_up: MadeUp, tmp_path: Pat
     made_up(by(lambda release, _: release >= "0.26.0", unfit))
     ends = words("vllm=0.25.1,0.26.0", "xgrammar=0.2.3,0.2.9")
     reading = bisected(tmp_path / "stuck", *ends, status=2)["reading"]
-    assert missing(reading, "Undecided: ", "vllm 0.26.0; ", "tried: 0.26.0 with x") == []
+    assert missing(reading, "Undecided. ", "vllm 0.26.0; ", "tried: 0.26.0 with x") == []
 
 
 def test_without_vllm_the_fix_is_sought_in_the_release_of_the_scenario(
