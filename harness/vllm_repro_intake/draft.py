@@ -687,11 +687,12 @@ def _symptom(facts: Facts) -> str:
 
     A log with a death counts more than the words. Without either it is `dies`.
     """
-    return (
-        "dies"
-        if (facts.diagnosis.died or (facts.diagnosis.root is not None and not facts.symptom.value))
-        else facts.symptom.value or "dies"
-    )
+    root = facts.diagnosis.root
+    if facts.diagnosis.died or (root is None and not facts.symptom.value):
+        return "dies"
+    # an exception that the API server logs failed a request
+    of_request = root is not None and root.printed.process.startswith("APIServer")
+    return facts.symptom.value or ("errs" if of_request else "dies")
 
 
 def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
@@ -707,7 +708,7 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
             facts.symptom.used,
         )
     elif not facts.diagnosis.died:
-        made.gap("no sentence that was read says what the engine does: dies stands for it")
+        made.gap(f"no sentence that was read says what the engine does: {symptom} stands for it")
     if symptom == "errs" and not _FAILED.search(facts.symptom.words):
         made.gap("only a failed request counts as wrong: output=checks(…) compares answers")
     arms = [made.file.call("arm", "reported", made.file.word(symptom))]

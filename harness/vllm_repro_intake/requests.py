@@ -608,6 +608,7 @@ _WORKS = re.compile(
     r" around)|\bworked\b|\b(?:avoid|succeed)(?:s|ed)\b|\bresolve[sd]\b|\bfixe[sd]\b|\bboots and"
     r" serves|\bprevents\b"
     r"|\bworkarounds? (?:is|are)\b|\bworkaround:|\bstable\b"
+    r"|\b(?:is|was|are|were) always (?:right|correct|fine|ok)\b"
     r"|\bno (?:more |longer |such )?(?:crash|hang|error|failure|issue|problem)\w*"
     r"|\bnever (?:crash|happen|occur|reproduce|hang|die|fail)\w*"
     rf"|\b(?:makes? )?{_THE_BUG}(?:go(?:es)? away|disappears?|(?:is|was) gone)\b"

@@ -46,7 +46,7 @@ _COUNTED = re.compile(
     rf"(?i)\b(?!one){'|'.join(('(?:seven', *COUNTS, 'nine|ten|twelve|dozens|hundreds|thousands)'))}"
     r" (?:\w+ ){0,2}?(?:adapters?|clients?|days|gpus|hours?|images?|instances|machines|minutes"
     r"|nodes|pods|prompts|replicas|requests|runs|seconds|servers|sessions|streams|tokens|users"
-    r"|videos|weeks|workers)\b"
+    r"|videos|weeks|workers|of (?:them|these|those))\b"
 )
 """A count in words."""
 _POLITE = re.compile(
@@ -149,7 +149,7 @@ _TOGETHER = re.compile(
 )
 """Number of requests that code sends at once."""
 _PAUSE = re.compile(
-    r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|^\s*for \w+ in (?=[A-Za-z])[\w./ -]+(?:;|$)"
+    r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\btimeout (?:-\S+ )*\d[\w.]* curl\b|^\s*for \w+ in (?=[A-Za-z])[\w./ -]+(?:;|$)"
     r"|\b(?:time|asyncio)\.sleep\("
     r"|\.(?:abort\w*|cancel|aclose|wake_up|reset_\w+)\("
     r"|(?:^|\s)#.*\b(?:tried|works?|crash\w*|fails?|hangs?"

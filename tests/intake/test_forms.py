@@ -619,6 +619,13 @@ WHOLE = [
         'request(path="/v1/embeddings"',
         "chat(",
     ),
+    (f"{RUN}\n\nIt dies. Three of these at the same time are enough.", "“Three of these at", ""),
+    (f"{RUN}\n\n```\ntimeout 2 curl -sN http://box/v1/completions &\n```", "“timeout 2 curl", ""),
+    (
+        f"{RUN}\n\nIt dies. With `--no-enable-prefix-caching` the answers are always right.",
+        'arm("no-enable-prefix-caching", lives',
+        "",
+    ),
     # "nt" at the end of a noun is no "not"
     (f"{RUN}\n\nThe client crashes the engine.", "by the words of the text: “The client", ""),
     (f"{RUN}\n\nIt doesnt crash.", 'arm("reported", errs)', "dies"),
