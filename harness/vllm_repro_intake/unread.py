@@ -149,7 +149,8 @@ _TOGETHER = re.compile(
 )
 """Number of requests that code sends at once."""
 _PAUSE = re.compile(
-    r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\btimeout (?:-\S+ )*\d[\w.]* curl\b|^\s*for \w+ in (?=[A-Za-z])[\w./ -]+(?:;|$)"
+    r"^\s*(?:sleep [\d.]+|wait)\s*(?:#.*)?$|\btimeout (?:-\S+ )*\d[\w.]* curl\b"
+    r"|^\s*for \w+ in (?=[A-Za-z])[\w./ -]+(?:;|$)"
     r"|\b(?:time|asyncio)\.sleep\("
     r"|\.(?:abort\w*|cancel|aclose|wake_up|reset_\w+)\("
     r"|(?:^|\s)#.*\b(?:tried|works?|crash\w*|fails?|hangs?"
