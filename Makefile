@@ -51,7 +51,7 @@ nightly-cpu: $(BIN)/vllm-repro ## the same without a GPU, in an hour: the newest
 search-night: $(BIN)/vllm-repro ## search the newest vLLM's whole engine for an hour on two cores, after the seeds of earlier nights (ARGS='--vllm SOURCE')
 	@$(BIN)/vllm-repro explore --engine --go-on --for 1h --jobs 2 $(ARGS)
 
-# Four workers: the tests wait for servers as much as they compute, and each collects them all.
+# Five workers: the tests wait for servers as much as they compute, and each collects them all.
 test: $(DEV) ## run all tests that need no Docker, browser or real vLLM
 	@$(BIN)/python -m pytest tests -n 5 -p no:logging --dist worksteal --ignore tests/live -m "not docker and not live and not browser"
 
