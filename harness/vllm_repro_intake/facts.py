@@ -688,7 +688,7 @@ def _gpus(text: str, diagnosis: Diagnosis) -> Stated | None:
 
 
 def _untested(match: re.Match[str]) -> bool:
-    """Return True if the clause or table row around a match says that it was not tested."""
+    """Return True if the words around a match state that it was not tested."""
     before, after = (
         match.string[: match.start()].rpartition("\n")[2],
         match.string[match.start() :][:160],
