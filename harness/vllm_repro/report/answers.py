@@ -33,8 +33,8 @@ class ClientView:
 
     # HTTP results in the order of arrival, equal neighbours folded: `("200 x 2", "500")`
     answers: tuple[str, ...] = ()
-    # 4xx statuses, in that order
-    refused: tuple[int, ...] = ()
+    # 4xx status and error text of each refusal, in that order
+    refused: tuple[tuple[int, str], ...] = ()
     # names of the requests without a complete answer
     failed: tuple[str, ...] = ()
     # comparison of the output check; empty without one
@@ -83,13 +83,16 @@ def _view(
     )
     words = [*map(answer_word, received), *("left" for _ in left)]
     words += ["none"] * (len(sent) - len(words))
-    statuses = [entry["status"] for entry in received]
     complete = [entry for entry in received if answer_word(entry) == "200"]
     names, done = (Counter(entry["name"] for entry in part) for part in (sent, [*complete, *left]))
     comparison = compared or OutputComparison()
     return ClientView(
         answers=tuple(word if times == 1 else f"{word} x {times}" for word, times in runs(words)),
-        refused=tuple(status for status in statuses if status is not None and 400 <= status < 500),
+        refused=tuple(
+            (entry["status"], entry["error"] or "")
+            for entry in received
+            if 400 <= (entry["status"] or 0) < 500
+        ),
         failed=tuple(names - done),
         compared=comparison if judged else replace(comparison, unknown=""),
         output=output,

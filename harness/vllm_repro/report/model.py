@@ -28,8 +28,8 @@ class TrialReport(TrialJson, frozen=True, kw_only=True):
     version: str | None
     # Result of the trigger, short enough for a table; empty if the evidence is all there is
     brief: str = ""
-    # 4xx statuses, in the order of arrival
-    refused: tuple[int, ...] = ()
+    # 4xx status and error text of each refusal, in the order of arrival
+    refused: tuple[tuple[int, str], ...] = ()
     # Names of the requests without a whole answer
     failed: tuple[str, ...] = ()
 

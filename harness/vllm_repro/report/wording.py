@@ -17,6 +17,9 @@ from vllm_repro_diagnosis.evidence import facts_of
 
 INTERRUPTED, NOT_RUN = "interrupted", "not run"
 
+_REASON = 200
+"""Letters of a server's own reason that fit into a sentence."""
+
 _FIRST = 3
 """Trials of one outcome that a report describes; the others are counted."""
 _SHORT = 80
@@ -33,9 +36,11 @@ def notices(report: RunReport) -> list[str]:
     These are changed sources and an incomplete journal.
     """
     changed = "; ".join(changed_files(report))
-    source = changed and f"With vLLM's source changed, as shown below, in {changed}"
-    short = report.shortfall and f"{report.shortfall}. This is what the journal holds"
-    return list(filter(None, (source, short)))
+    texts = (
+        changed and f"With vLLM's source changed, as shown below, in {changed}",
+        report.shortfall and f"{report.shortfall}. This is what the journal holds",
+    )
+    return list(filter(None, texts))
 
 
 def plain_sentence(report: RunReport) -> str:
@@ -153,25 +158,29 @@ def _latency(value_s: float | None) -> str:
     return f"after {value_s * 1000:.0f} ms" if value_s < 1 else f"after {value_s:.1f} s"
 
 
-def refused_words(statuses: Sequence[int], sent: int) -> str:
-    """Return `refused: 3 of 18 requests (400 x 3)`."""
-    counts = Counter(statuses).items()
+def refused_words(refused: Sequence[tuple[int, str]], sent: int) -> str:
+    """Return `refused: 3 of 18 requests (400 x 3): Input is too long`.
+
+    refused: the status and the error text of each. The first text is given.
+    """
+    counts = Counter(status for status, _ in refused).items()
     words = ", ".join(
         f"{status} x {times}" if times > 1 else f"{status}" for status, times in counts
     )
-    return f"refused: {len(statuses)} of {sent} requests ({words})"
+    reason = " ".join(refused[0][1].split())[:_REASON].rstrip(".")
+    return f"refused: {len(refused)} of {sent} requests ({words}){reason and f': {reason}'}"
 
 
 def refusals(arms: Sequence[ArmReport]) -> list[str]:
-    """Return `eager: refused: 1 of 2 requests (400)` for each arm whose server refused requests."""
+    """Return `eager: refused: 1 of 2 requests (400): …` for each arm whose server refused some."""
     refused = {arm.name: [trial for trial in arm.trials if trial.refused] for arm in arms}
     return [f"{name}: {_refused_by(trials)}" for name, trials in refused.items() if trials]
 
 
 def _refused_by(trials: Sequence[TrialReport]) -> str:
-    """Return how many requests of an arm's trials were refused, and with which statuses."""
-    statuses = [status for trial in trials for status in trial.refused]
-    return refused_words(statuses, sum(trial.requests["sent"] for trial in trials))
+    """Return how many requests of an arm's trials were refused, with which statuses, and why."""
+    refused = [refusal for trial in trials for refusal in trial.refused]
+    return refused_words(refused, sum(trial.requests["sent"] for trial in trials))
 
 
 # ── which trials are shown

@@ -132,7 +132,7 @@ def test_requests_that_were_refused_are_told_of_everywhere() -> None:
     """Refused requests did not run, although the outcome counts only accepted ones."""
     made = with_refused_requests()
     (trial,) = next(arm for arm in made.arms if arm.name == "eager").trials
-    shown = f"refused: 2 of {trial.requests['sent']} requests (400 x 2)"
+    shown = f"refused: 2 of {trial.requests['sent']} requests (400 x 2): too long"
     why = f"the boundary was crossed and the engine lived; {shown}"
     assert (trial.outcome, trial.why) == (Outcome.CLEAN, why)
     assert f"eager: {shown}" in summary(made).splitlines()
