@@ -22,7 +22,7 @@ from vllm_repro.scenario.catalogue import all_scenarios, folder_words, to_stderr
 from vllm_repro.scenario.ledger import ledger_values
 from vllm_repro.scenario.matching import Match, matches, other_bugs, standstills, twins
 from vllm_repro.scenario.prices import kept_prices
-from vllm_repro.scenario.scenario import Scenario, Status
+from vllm_repro.scenario.scenario import Scenario
 from vllm_repro.verdict.verdict import Expected
 from vllm_repro_diagnosis.diagnosis import Diagnosis, diagnose
 from vllm_repro_diagnosis.live import command_of, observe, tree_of
@@ -184,7 +184,7 @@ def _match_line(match: Match) -> str:
 
 def _remedy(match: Match) -> str:
     """Return what to do about a known death: the release, or a flag with its price."""
-    release = _release_advice(match.scenario.status)
+    release = _release_advice(match)
     flag = match.lives_with[0] if match.lives_with else "no known change of flags avoids it"
     price = "".join(f" (price: {sentence})" for sentence in kept_prices(match.scenario.id)[:1])
     return "; ".join(filter(None, (release, match.reported_again, f"or {flag}{price}")))
@@ -215,8 +215,7 @@ def _match_values(match: Match, known: Sequence[Scenario], folders: list[str]) -
 
 def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
     """Return lines: releases without the bug, changes that avoid it, the `command` to show it."""
-    status = match.scenario.status
-    lines = [_release_advice(status)]
+    lines = [_release_advice(match)]
     if match.how is How.MATCH and (others := other_bugs(match.scenario, known)):
         lines[0] += (
             ". That release or a later one has these bugs, with the same KV cache or connector:"
@@ -230,14 +229,16 @@ def advice(match: Match, known: Sequence[Scenario], command: str) -> list[str]:
     return [*lines, f"lives: {lives}", *prices, f"to see it: {command}"]
 
 
-def _release_advice(status: Status) -> str:
+def _release_advice(match: Match) -> str:
     """Return a phrase: `fixed in RELEASE`, the releases declared good, or `open`."""
+    status = match.scenario.status
     if status.first_good is None:
         past = f"; {status.first_past} is the first not declared bad" if status.first_past else ""
         return f"open: no release is declared good{past}"
     if status.first_bad is not None and Version(status.first_bad) > Version(status.first_good):
         return f"declared good: {status.good}"
-    return f"fixed in {status.first_good}"
+    # The crash may be in a release that is declared good.
+    return f"{'declared ' if match.against else ''}fixed in {status.first_good}"
 
 
 def _command(match: Match, folders: list[str]) -> str:
