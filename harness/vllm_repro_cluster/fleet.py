@@ -359,12 +359,13 @@ class Fleet:
         """
         needs, kind = needs_of(job.scenario, job.options), job.choice.kind.facts
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        counted = any(RESOURCE in node["Resources"] for node in nodes)
+        declared = any(RESOURCE in node["Resources"] for node in nodes)
+        # one node, unless all arms want the same number of them and start processes of the host
         counts = {job.scenario.command_of(arm).number("--nnodes") or 1 for arm in job.arms}
         wants = counts.pop() if len(counts) == 1 and kind.started and not kind.container else 1
         for hosts in sorted({1, wants}, reverse=True):
             gpus = needs.gpus // hosts if kind.on_gpus else 0
-            demand = {**({"GPU": gpus} if gpus else {}), RESOURCE if counted else "CPU": 1}
+            demand = {**({"GPU": gpus} if gpus else {}), RESOURCE if declared else "CPU": 1}
             able = [
                 node
                 for node in nodes

@@ -115,7 +115,7 @@ def _run_rank(job: Job, rank: Rank, root: Path) -> None:
     if rank.arm is None or rank.meeting is None:
         _write(runs / EXIT, {"code": 0, "detail": "it is prepared"})
         return
-    if why := site.cannot(rank.arm):
+    if why := site.why_not(rank.arm):
         raise Unsupported(why)
     with site.leased(job.scenario, job.options, _say):
         launch = site.launch(job.scenario, rank.arm, free_port())

@@ -1069,11 +1069,15 @@ def _stopped(case: _Case) -> Diagnosis | None:
 
 
 def _open_end(case: _Case) -> Diagnosis:
-    """Judge a text that no rule decides: mostly undecided, with what is missing."""
+    """Judge a text that no other rule decides: mostly undecided, with what is missing.
+
+    The first line that holds is the answer, so their order matters.
+    """
     life, inside = case.life, case.cut_inside
     cause = case.root if case.root_survived else case.cause
-    late = cause is not None and life.survived_until < cause.raised.first_line
-    if inside is not None and not case.paste and (not late or life.ready or life.booted):
+    # after the last sign of life
+    raised_last = cause is not None and life.survived_until < cause.raised.first_line
+    if inside is not None and not case.paste and (not raised_last or life.ready or life.booted):
         return _undecided(
             f"The log ends inside a traceback that {inside.process or 'the engine'} prints; only "
             "the rest shows whether the engine died."
@@ -1100,7 +1104,7 @@ def _open_end(case: _Case) -> Diagnosis:
             "engine died."
         )
     lived = life.ready or life.booted or (life.offline and cause is None)
-    if lived and not (late and cause and cause.raised.native):
+    if lived and not (raised_last and cause and cause.raised.native):
         return _silence(case)
     if cause is not None:
         if not cause.raised.level and MAIN.intersection(cause.raised.functions):
@@ -1205,6 +1209,7 @@ def _silence(case: _Case) -> Diagnosis:
 
 def _boot_interrupted(case: _Case) -> bool:
     """Return True if Ctrl-C ended the server program before it was ready."""
+    # without a log's level: Python prints it when the program ends, and no logger
     interrupts = (each for each in case.raised if each.exception == "KeyboardInterrupt")
     return not case.life.ready and any(_of_server(each) and not each.level for each in interrupts)
 

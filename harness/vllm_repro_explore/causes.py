@@ -316,7 +316,7 @@ def case_of(causes: Causes, setup: Setup, seed: int) -> Case:
     """Return the case of a seed: a workload as `causes` declares, the same for every change."""
     assert causes.prompts is not None, "a server has the workload of its arm"
     rng = Random(seed)
-    blocks, over = causes.prompts.between
+    blocks, over = causes.prompts.ranges
     length = rng.randint(*blocks) * setup.block + rng.randint(*over)
     return Case.numbered(setup, [[Request(length, causes.answer)]] * causes.requests, seed)
 

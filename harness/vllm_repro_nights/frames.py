@@ -131,10 +131,13 @@ def trials(run: Folder) -> pd.DataFrame:
 
 
 def _trial_row(arm: str, trial: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of one trial of an arm."""
+    """Return the row of one trial of an arm, with its records flattened into columns.
+
+    Of columns with the same name, the last one counts.
+    """
     death, speed, saw = (trial[name] or {} for name in ("death", "throughput", "client_saw"))
-    known = {"arm": arm, "crossed": trial["trigger"]["crossed"], "client_error": saw.get("error")}
-    return {**speed, **death, **trial["requests"], **trial, **known}
+    of_arm = {"arm": arm, "crossed": trial["trigger"]["crossed"], "client_error": saw.get("error")}
+    return {**speed, **death, **trial["requests"], **trial, **of_arm}
 
 
 def requests(run: Folder) -> pd.DataFrame:

@@ -228,7 +228,7 @@ def test_weights_are_made_if_the_scenario_asks_for_them(
 def test_piecewise_graphs_are_refused() -> None:
     site = LabSite(ServerOptions(), TQ)
     piecewise = with_flags("--compilation-config.cudagraph_mode PIECEWISE")
-    assert "asks for PIECEWISE" in site.cannot(Arm("piecewise", Expected.DIES, (piecewise,)))
+    assert "asks for PIECEWISE" in site.why_not(Arm("piecewise", Expected.DIES, (piecewise,)))
 
 
 def test_show_lists_what_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

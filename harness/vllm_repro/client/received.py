@@ -36,8 +36,8 @@ class Received:
     # most events that the answer may have
     most: float = math.inf
     status: int | None = None
-    # the response is an event stream: asked for, status 200, and not JSON
-    stream: bool = False
+    # the response is an event stream: asked for, status 200, and not JSON, which is one body
+    event_stream: bool = False
     # bytes of the body so far
     size: int = 0
     # bytes of a body, or of an unfinished line of a stream
@@ -69,7 +69,7 @@ class Received:
     def begin(self, status: int, content_type: str) -> None:
         """Take the status and content type of the response."""
         self.status = status
-        self.stream = self.streamed and status == 200 and "json" not in content_type
+        self.event_stream = self.streamed and status == 200 and "json" not in content_type
 
     def feed(self, piece: bytes, now: float) -> None:
         """Take bytes of the body that arrived at `now`.
@@ -80,14 +80,14 @@ class Received:
         if self.size > MOST_BYTES:
             raise EndlessAnswerError(f"response is larger than {MOST_BYTES >> 20} MiB")
         self.pending += piece
-        if self.stream and b"\n" in piece:
+        if self.event_stream and b"\n" in piece:
             *lines, self.pending = self.pending.split(b"\n")
             for line in lines:
                 self._take_line(line, now)
 
     def end(self, now: float) -> None:
         """Take the end of the response: parse a plain body, or a stream's last line."""
-        if self.stream:
+        if self.event_stream:
             self._take_line(self.pending, now)
         elif self.status is not None:
             self._take_body(self.status, self.pending, now)

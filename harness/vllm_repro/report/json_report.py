@@ -140,11 +140,12 @@ class ServerReport:
     kind: str | None = None
     image: str | None = None
     digest: str | None = None
+    # A value of `ServedWeights`: `real`, `random`, ...
     weights: str | None = None
     vllm_version: str | None = None
     # The vLLM as the user named it, if it is no release
     source: str | None = None
-    # Release of its compiled parts, if they are not its own
+    # The release whose compiled parts it runs, if it is another one
     compiled: str | None = None
     argv: tuple[str, ...] = ()
     # Variables that were set on top of the environment

@@ -366,8 +366,8 @@ class Lengths:
                 raise ValueError(f"{name}=(least, most) are two numbers from {least} on")
 
     @property
-    def between(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(least, most) of whole KV-cache blocks, and of tokens in addition to them."""
+    def ranges(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Two pairs (least, most): whole KV-cache blocks, and tokens in addition to them."""
         return (self.blocks[0], self.blocks[-1]), (self.over[0], self.over[-1])
 
 

@@ -182,7 +182,7 @@ class LabSite(Site):
         """Return the arms that the scenario's `lab=` names; all arms if it names none."""
         return [arm for arm in arms if not self._lab.arms or arm.name in self._lab.arms]
 
-    def cannot(self, arm: Arm) -> str:
+    def why_not(self, arm: Arm) -> str:
         """Return why the lab cannot run `arm`, as a sentence; empty if it can.
 
         Raises `InfraError` as `Site.cannot` does.
@@ -194,7 +194,7 @@ class LabSite(Site):
             )
         attention = MECHANISMS[self._lab.mechanism].attention
         shape = self._lab.shape(self._scenario.model)
-        return misfit(self.release, shape, attention=attention) or super().cannot(arm)
+        return misfit(self.release, shape, attention=attention) or super().why_not(arm)
 
     def launch(
         self, scenario: Scenario, arm: Arm, port: int, *, run: str = "", number: int = 1
@@ -296,7 +296,7 @@ class SchedulerSite(LabSite):
         """Decline every scenario: `--server auto` never uses this kind."""
         return Offer(False)
 
-    def cannot(self, arm: Arm) -> str:
+    def why_not(self, arm: Arm) -> str:
         """Return why `arm` cannot run without a model, as a sentence; empty if it can."""
         timed = requests_of(tuple(self._scenario.workload_of(arm)))
         if name := next(
@@ -311,7 +311,7 @@ class SchedulerSite(LabSite):
                 f"the request {name!r} comes or leaves after a time, and without a model no step"
                 " takes time"
             )
-        return super().cannot(arm)
+        return super().why_not(arm)
 
     def _hint(self, arm: Arm) -> str:
         """Return the advice to use the lab with a model."""

@@ -295,10 +295,12 @@ class ProcessSite(Site):
             return patch_packages(self._release.packages, arm.patches, self._notify)
         return patch_installed(Path(self._vllm[0]), arm.patches, self._notify)
 
-    def cannot(self, arm: Arm) -> str:
+    def why_not(self, arm: Arm) -> str:
         """Return why this machine or its vLLM cannot run `arm`, as a sentence; empty if it can."""
         return (
-            self._lacking or misfit(self._release, self._scenario.tiny_model) or super().cannot(arm)
+            self._lacking
+            or misfit(self._release, self._scenario.tiny_model)
+            or super().why_not(arm)
         )
 
 

@@ -141,7 +141,7 @@ class Site(ABC):
         """
         refusal: ReproError | None = None
         try:
-            if why := self.cannot(arm):
+            if why := self.why_not(arm):
                 refusal = Unsupported(why, hint=self._hint(arm))
         except InfraError as error:
             refusal = error
@@ -164,10 +164,10 @@ class Site(ABC):
             return _NO_HARDWARE
         return "" if self.unchangeable else "--vllm names another release, or leave the patch out"
 
-    def cannot(self, arm: Arm) -> str:
+    def why_not(self, arm: Arm) -> str:
         """Return why this site cannot run `arm`, as a sentence; empty if it can.
 
-        Patch vLLM for the arm to find out. Raises `InfraError` if that cannot be done.
+        This patches vLLM for the arm. Raises `InfraError` if that cannot be done.
         """
         if arm.patches and self.unchangeable:
             return self.unchangeable

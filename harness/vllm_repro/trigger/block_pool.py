@@ -76,8 +76,8 @@ class _GroupBlocks:
     # None if the window has passed the block.
     blocks: list[int | None] = field(default_factory=list)
     # Blocks that the connector still lists, freed ones too.
-    remembered: list[int | None] = field(default_factory=list)
-    # Number of remembered blocks that the connector has scanned.
+    listed: list[int | None] = field(default_factory=list)
+    # Number of listed blocks that the connector has scanned.
     scanned: int = 0
 
 
@@ -87,6 +87,8 @@ Place = tuple[int, int]
 
 class BlockPool:
     """Simulated KV block pool with one request, whose blocks a connector copies to the CPU.
+
+    A block that the connector copies twice at once is the bug of `sco-hybrid`.
 
     blocks: their number; vLLM never allocates the first. groups: of layers that share the pool.
     batch: most tokens of a chunk. An object simulates one request only.
@@ -101,7 +103,7 @@ class BlockPool:
         self._stored: set[Place] = set()
 
     def listed_twice(self, prompt: int, answer: int) -> int:
-        """Simulate a request; return the most of its blocks that are twice in one store event.
+        """Simulate a request; return how many of its blocks are twice in the worst store event.
 
         A store event is a list of blocks that the simple CPU offload connector copies to the CPU.
         prompt, answer: tokens. The simulation ends early if the request never gets its blocks. The
@@ -122,7 +124,7 @@ class BlockPool:
             if held:
                 started = self._store(held, computed)
                 computed = min(computed + self._batch, total)
-                generated += computed == total
+                generated += computed == total  # the step that ends the prompt makes a token
             twice = max(twice, len(started) - len(set(started)))
             # A store finishes one step after the step that started it.
             self._stored.update(place for block in running if (place := self._content[block]))
@@ -177,7 +179,7 @@ class BlockPool:
         ):
             new = self._take(count)
             holding.blocks += new
-            holding.remembered += new
+            holding.listed += new
             self._cache(number, holding.blocks[: end // group.block_size])
         return True
 
@@ -188,18 +190,18 @@ class BlockPool:
         before, and waits at a block that is not full. held: the request's blocks by group.
         computed: its tokens before the step.
         """
-        listed: list[int] = []
+        stored: list[int] = []
         for group, holding in zip(self._groups, held, strict=True):
-            for block in holding.remembered[holding.scanned : computed // group.block_size]:
+            for block in holding.listed[holding.scanned : computed // group.block_size]:
                 if block is not None:
                     content = self._content[block]
                     if content is None:
                         break
                     if content not in self._stored:
-                        listed.append(block)
+                        stored.append(block)
                 holding.scanned += 1
-        self._hold(listed)
-        return listed
+        self._hold(stored)
+        return stored
 
     def _cached_prefix(self, prompt: int) -> tuple[int, list[list[int | None]]]:
         """Return how many leading tokens of the prompt every group has cached, and their blocks.

@@ -204,8 +204,11 @@ class Score:
 
     @property
     def partly(self) -> list[Key]:
-        """Return the findings that end in many cases, not in all, or that become other failures."""
-        moved = self._come_up
+        """Return the failures that the change ends in a part of the cases alone, or hides.
+
+        A hidden one becomes another failure, or comes up on another server.
+        """
+        moved = self._come_up  # kind and site of each, on any server
         return [
             key
             for key, pairs in self.pairs.items()

@@ -160,17 +160,17 @@ class Gating:
         self._lock = threading.Lock()
         self._busy: set[Key] = set()
 
-    def run(self, pool_of: Sequence[Player]) -> None:
+    def run(self, players: Sequence[Player]) -> None:
         """Play until the time is over, a new failure is proven, or no changed file is imported.
 
-        pool_of: a player for each thread. `score` and `proofs` then hold the result. An exception
+        players: one for each thread. `score` and `proofs` then hold the result. An exception
         of a thread stops the others and is raised.
         """
-        pool = ThreadPoolExecutor(len(pool_of))
+        pool = ThreadPoolExecutor(len(players))
         try:
-            pending = {pool.submit(self._work, player) for player in pool_of}
+            pending = {pool.submit(self._work, player) for player in players}
             while pending:
-                # A signal that another thread gets wakes no endless wait.
+                # An endless wait would not see a signal that another thread receives.
                 ended, pending = wait(pending, 1.0, return_when=FIRST_COMPLETED)
                 for thread in ended:
                     thread.result()

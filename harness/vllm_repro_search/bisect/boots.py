@@ -127,7 +127,7 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
         """Return the candidate that the plan calls `place`."""
         return self.from_good[place]
 
-    def left(self, known: ChangePoints) -> list[str]:
+    def answers(self, known: ChangePoints) -> list[str]:
         """Return the labels that may be the first bad one, or the first fixed one, oldest first."""
         points = (point - self.find_fix for point in known.left)
         labels = [
@@ -138,7 +138,7 @@ class Bisection(SearchRecord, frozen=True, kw_only=True):
     def derived(self) -> dict[str, Any]:
         """Return what bisection.json has beside the fields, such as the answer and what is left."""
         known = self.plan.answer()
-        left = self.left(known)
+        left = self.answers(known)
         return {
             "state": known.state,
             "answer": left[0] if known.state is SearchState.FOUND else None,

@@ -290,6 +290,9 @@ def _prior(sizes: Combination) -> dict[Cause, float]:
 
 
 def _causes(sizes: Combination, components: Sequence[int], together: bool) -> list[Cause]:
-    """Return the causes of these components, by all of their first bad versions."""
+    """Return a cause for each choice of a first bad version of each of these components.
+
+    sizes: the number of versions of every component. together: as in `Cause`.
+    """
     versions = product(*(range(1, sizes[component]) for component in components))
     return [Cause(together, tuple(zip(components, firsts, strict=True))) for firsts in versions]

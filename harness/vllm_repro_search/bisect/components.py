@@ -90,7 +90,7 @@ class ComponentBisection(Bisection, frozen=True, kw_only=True):
         good, bad = self.plan.ends
         return self.candidate(good if state is SearchState.GOOD_END_WRONG else bad).label
 
-    def left(self, known: ComponentAnswer) -> list[str]:  # type: ignore[override]  # as `plan`
+    def answers(self, known: ComponentAnswer) -> list[str]:  # type: ignore[override]  # as `plan`
         """Return the vLLMs of the answer: the first bad one, or the first fixed one."""
         firsts = known.left[0].firsts if known.state is SearchState.FOUND else ()
         versions = self.components[0].versions  # of vLLM, which is the first component

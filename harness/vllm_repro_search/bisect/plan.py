@@ -229,6 +229,9 @@ def _between(left: Sequence[int]) -> range:
 def information(bad: float, rate: float) -> float:
     """Return the bits that one boot gives about the change point.
 
+    That is the entropy of its death, less what is left of it once the candidate is known to be bad;
+    a good one never dies.
+
     bad: the probability that the candidate is bad. rate: the chance that a bad candidate dies in
     one boot.
     """

@@ -221,7 +221,8 @@ class _Space:
     def first(self) -> Source:
         """Return the oldest vLLM, with the oldest packages."""
         oldest = [f"{name}=={versions[0]}" for name, versions in (self.packages or {}).items()]
-        return Candidate("", WITH.join((self.candidates[0].source, *oldest))).vllm
+        named = WITH.join((self.candidates[0].source, *oldest))  # as in `--vllm`
+        return Candidate(label="", source=named).vllm
 
 
 def _new_record(arguments: argparse.Namespace, job: Job, arm: Arm, space: _Space) -> Bisection:

@@ -470,7 +470,10 @@ class VersionMap(SearchRecord, frozen=True, kw_only=True):
 
     @property
     def expected(self) -> list[Expected]:
-        """Return what the arms are declared to do, each once; a crash if there is no row yet."""
+        """Return what the arms are declared to do, each once.
+
+        Without rows it is a crash: the headings of an empty table need one.
+        """
         arms = [arm for row in self.boots for arm in row.arms]
         return list(dict.fromkeys(arm.expected for arm in arms)) or [Expected.DIES]
 

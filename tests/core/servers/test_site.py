@@ -135,7 +135,7 @@ def test_without_a_model_only_bugs_of_the_scheduler_run() -> None:
     lab = {"REPRO_LAB_MECHANISM": "scheduler", "REPRO_LAB_EVIDENCE": "SCHEDULER ONLY"}
     assert launch.env.items() >= lab.items()
     assert launch.differences[0].startswith("SCHEDULER ONLY: ")
-    assert site.cannot(SCO.arms[0]) == ""
+    assert site.why_not(SCO.arms[0]) == ""
     with pytest.raises(UsageError, match="needs a model"):
         SchedulerSite(options, TQ)
     assert not SchedulerSite.offer(SCO, ServerOptions(), missing="", download=True).accepted
@@ -143,7 +143,7 @@ def test_without_a_model_only_bugs_of_the_scheduler_run() -> None:
 
 def test_without_a_model_nothing_is_timed_in_seconds() -> None:
     leaves = find("kv-abort-reported-twice")
-    why = SchedulerSite(ServerOptions(), leaves).cannot(leaves.arms[0])
+    why = SchedulerSite(ServerOptions(), leaves).why_not(leaves.arms[0])
     assert "the request 'leaves' comes or leaves after a time" in why
 
 
@@ -161,7 +161,7 @@ ATTACHED = AttachSite(ServerOptions(url="http://127.0.0.1:1"), STOP_IDS, rehears
 def test_an_arm_with_a_patch_reports_where_it_can_run(
     tmp_path: Path, where: Site, message: str
 ) -> None:
-    assert where.cannot(STOP_IDS.arms[0]) == ""
+    assert where.why_not(STOP_IDS.arms[0]) == ""
     launch, server = where.server(STOP_IDS, PATCHED, 1, tmp_path / "log", "run")
     assert not any("patched" in difference for difference in launch.differences), (
         "nothing was laid over anything"
@@ -189,7 +189,7 @@ def test_an_installed_vllm_runs_with_the_patched_file_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = installed(tmp_path, PATCHED.patches[0].was, monkeypatch)
-    assert here.cannot(PATCHED) == ""
+    assert here.why_not(PATCHED) == ""
     launch, server = here.server(STOP_IDS, PATCHED, 1, tmp_path / "log", "run")
     assert isinstance(server, ProcessServer)
     assert server.patched == here.patched_source(PATCHED).digests
@@ -210,7 +210,7 @@ def test_an_installed_vllm_runs_with_the_patched_file_first(
 def test_a_patch_that_does_not_fit_boots_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    why = installed(tmp_path, "VERSION = 1\n", monkeypatch).cannot(PATCHED)
+    why = installed(tmp_path, "VERSION = 1\n", monkeypatch).why_not(PATCHED)
     assert "the patch does not fit this release" in why
 
 
@@ -324,8 +324,8 @@ def test_a_small_gpu_gets_a_hint_of_what_runs_on_it(
 
 def test_a_process_on_a_small_gpu_is_not_refused(here: Callable[..., None]) -> None:
     here(SMALL, vllm="0.23.0")
-    assert ProcessSite(DUMMY, TQ, lambda _: None).cannot(TQ.arms[0]) == ""
-    assert "8 GB" in ProcessSite(ServerOptions(), TQ, lambda _: None).cannot(TQ.arms[0])
+    assert ProcessSite(DUMMY, TQ, lambda _: None).why_not(TQ.arms[0]) == ""
+    assert "8 GB" in ProcessSite(ServerOptions(), TQ, lambda _: None).why_not(TQ.arms[0])
 
 
 DOCS = Path(__file__).parents[3] / "docs" / "architecture.md"

@@ -260,7 +260,10 @@ class RunnerExecutor(FakeExecutor):
         return torch.from_numpy(hidden)
 
     def _logits(self, hidden: Any) -> Any:
-        """Return logits of which a greedy sampler takes the token of each hidden state."""
+        """Return logits whose largest is the token that each hidden state stands for.
+
+        hidden: rows of (state, id of the EOS token), as 64-bit integers.
+        """
         size = self.vllm_config.model_config.get_vocab_size()
         rows = [
             reference.logits(state.view(np.uint64), int(eos), size) for state, eos in hidden.numpy()

@@ -59,17 +59,20 @@ class _Finder:
 
 
 class _Loader(SourceFileLoader):
-    """Loader of a source file that puts a counter before the statements at some lines."""
+    """Loader of a source file that puts counters before statements.
 
-    def __init__(self, name: str, path: str, lines: Mapping[int, int]) -> None:
+    probes: the number of the counter, by line.
+    """
+
+    def __init__(self, name: str, path: str, probes: Mapping[int, int]) -> None:
         super().__init__(name, path)
-        self._lines = lines
+        self._probes = probes
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the module's code with its counters, made from the source each time."""
         path = self.get_filename(fullname)
         tree = ast.parse(self.get_data(path), path)
-        _Counting(self._lines).visit(tree)
+        _Counting(self._probes).visit(tree)
         code: CodeType = compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
         return code
 
@@ -80,10 +83,10 @@ class _Loader(SourceFileLoader):
 
 
 class _Counting(ast.NodeTransformer):
-    """Change of a syntax tree: a counter before the statements at some lines."""
+    """Change of a syntax tree: counters before statements. probes: as of `_Loader`."""
 
-    def __init__(self, lines: Mapping[int, int]) -> None:
-        self._lines = lines
+    def __init__(self, probes: Mapping[int, int]) -> None:
+        self._probes = probes
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         """Put counters into the lists of statements of a node."""
@@ -96,7 +99,7 @@ class _Counting(ast.NodeTransformer):
 
     def _counted(self, statement: ast.AST) -> list[ast.AST]:
         """Return a list of the statement, with its counter before it if its line has one."""
-        probe = self._lines.get(getattr(statement, "lineno", 0))
+        probe = self._probes.get(getattr(statement, "lineno", 0))
         future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
         if probe is None or future or not isinstance(statement, ast.stmt):
             return [statement]
