@@ -83,9 +83,12 @@ def diagnose(source: _Readable | Iterable[Line], *, we_terminated: bool | None =
     seen = later_evidence.union(*(server.evidence for server in servers))
     count = deaths.count + sum(server.deaths for server in servers)
     diagnosis = replace(diagnosis, evidence=_evidence(diagnosis, seen), deaths=count)
-    if deaths.ready and diagnosis.died:
-        why = f"{diagnosis.why.rstrip('.')}. A later life in this text was ready to serve."
-        diagnosis = replace(diagnosis, why=why)
+    if diagnosis.died and (deaths.ready or deaths.count):
+        later = "A later life in this text was ready to serve." if deaths.ready else ""
+        if deaths.count:
+            at = f" ({deaths.last})" if deaths.last else ""
+            later = f"The last of {count} deaths{at} may have another cause. {later}".rstrip()
+        diagnosis = replace(diagnosis, why=f"{diagnosis.why.rstrip('.')}. {later}")
     if order.broken:
         if kept and (again := diagnose(from_the_end(kept), we_terminated=we_terminated)).died:
             return again
@@ -108,6 +111,8 @@ class _LaterDeaths:
 
     def __init__(self) -> None:
         self.count = 0
+        # time of the last one, or ""
+        self.last = ""
         # a later life was ready
         self.ready = False
         # the present life has reported no death yet
@@ -122,7 +127,8 @@ class _LaterDeaths:
         self.ready |= _LATER_DEATHS[-1].decode() in line.text
         name, pid = self._engine
         again = line.process == name and line.pid != pid
-        self.count += (self._fresh or again) and died and line.level != "INFO"
+        if (self._fresh or again) and died and line.level != "INFO":
+            self.count, self.last = self.count + 1, line.stamp
         self._fresh = begins or (self._fresh and not died)
         if died and line.process.startswith("EngineCore"):
             self._engine = line.process, line.pid

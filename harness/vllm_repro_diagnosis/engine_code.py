@@ -46,6 +46,9 @@ STEP = _names("""
     schedule step step_async step_fn step_with_batch_queue take_draft_token_ids update_from_output
 """)
 """Functions of any step: alone they do not show which part of vLLM failed."""
+_MODELS = "vllm/model_executor/models/"
+_OF_REQUEST = _names("accept_tokens grammar_bitmask")
+"""Functions that need a request, and may be all that is left of a traceback."""
 _BOOT = _names(
     "_check_enough_kv_cache_memory _init_executor _initialize_kv_caches "
     "check_enough_kv_cache_memory get_kv_cache_config get_kv_cache_configs init_device "
@@ -78,7 +81,7 @@ def warming_up(functions: frozenset[str]) -> bool:
 
 def stepping(functions: frozenset[str]) -> bool:
     """Return True if one of the functions runs in an engine's step, and none in the warm-up."""
-    return bool(functions & STEP) and not functions & _WARMUP
+    return bool(functions & (STEP | _OF_REQUEST)) and not functions & _WARMUP
 
 
 def booting(functions: frozenset[str]) -> bool:
@@ -87,16 +90,20 @@ def booting(functions: frozenset[str]) -> bool:
 
 
 def starting(raised: Raised) -> bool:
-    """Return True if a frame is of the server program, or of `LLM()`, before its first engine."""
-    return not _START.isdisjoint(raised.functions) or constructing(raised)
+    """Return True if a frame is of what comes before an engine serves.
+
+    It is of the server program, of `LLM()`, or of a model that is built.
+    """
+    in_boot = constructing(raised) or constructing(raised, _MODELS)
+    return not _START.isdisjoint(raised.functions) or in_boot
 
 
-def constructing(raised: Raised) -> bool:
-    """Return True if the exception left `LLM()`, the constructor of a program without a server."""
-    return any(
-        frame.function == "__init__" and frame.file.endswith("vllm/entrypoints/llm.py")
-        for frame in raised.frames
-    )
+def constructing(raised: Raised, files: str = "vllm/entrypoints/llm.py") -> bool:
+    """Return True if the exception left a constructor in one of the files whose path has `files`.
+
+    By default it is `LLM()`, the constructor of a program without a server.
+    """
+    return any(frame.function == "__init__" and files in frame.file for frame in raised.frames)
 
 
 def of_one_call(raised: Raised) -> bool:

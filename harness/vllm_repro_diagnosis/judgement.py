@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 
+from vllm_repro_diagnosis.canonical import shorten
 from vllm_repro_diagnosis.engine_code import (
     LOOPS,
     MAIN,
@@ -194,7 +195,7 @@ class _Case:
     @property
     def _first_gone(self) -> float | None:
         """Return the number of the first line that reports the end of any process."""
-        return _first(self.first_end, self.line(SignKind.PROCESS_DIED))
+        return _first(self.first_end, self.line(SignKind.PROCESS_DIED, SignKind.NATIVE_CRASH))
 
     @property
     def ordered(self) -> bool:
@@ -353,7 +354,9 @@ def _explained(case: _Case, diagnosis: Diagnosis) -> Diagnosis:
     causes += [(sign.line, sign.text) for sign in signs if not sign.text.startswith(THROWN)]
     line, text = min(causes, default=(0, ""))
     why = diagnosis.why
-    if text.removesuffix(":") not in why and (root is None or line < end):
+    # in an issue NCCL's own lines may stand below the exception
+    below = case.life.is_mixed and root is not None and "NCCL" in root.message and "NCCL" in text
+    if text.removesuffix(":") not in why and (root is None or line < end or below):
         quote = text.partition(_BREAK)[0][:_QUOTE]
         why = f"{why.rstrip('.')}. Line {line_in_file(line)} explains it: {quote}"
     return replace(diagnosis, why=why, line=diagnosis.line or line_in_file(end) or None, time=time)
@@ -370,7 +373,8 @@ def _may_explain(case: _Case, kind: AnySign, root: Root | None, time: str) -> bo
         words = {"import": "_C", "fatal error": "non-zero exit status"}
         return next((words[key] for key in words if key in sign.text), "CUDA") in told
     if kind not in (SignKind.OOM_KILLED, SignKind.OOM_NAMED, Meaning.KILLED):
-        return True
+        # what the kernel killed tells more than who had asked for memory
+        return Meaning.KILLED not in case.life or "invoked oom-killer" not in sign.text
     if root is not None and bare_name(root.raised.exception) in _OF_PROGRAM:
         return False
     then, now = _CLOCK.search(sign.text), _CLOCK.search(time)
@@ -571,7 +575,7 @@ def _signal_suffix(text: str) -> str:
     return f" ({signal.Signals(code).name}{': ' + meaning if meaning else ''})"
 
 
-_DUMPED = re.compile(r'File "([^"\n]+)", line \d+ in ')
+_DUMPED = re.compile(r'File "([^"\n]+)", line \d+ in (\w+)')
 """A frame that Python's fault handler dumps."""
 
 
@@ -583,11 +587,13 @@ def _crash(case: _Case, crash: Sign, root: Root | None = None) -> Diagnosis:
     """
     text = _named(root) if root and root.raised.native else crash.text.removesuffix(":")
     prose = "\n".join(case.life.prose)
-    stack = _DUMPED.findall(prose) if case.first_end is None else []
+    stack = _DUMPED.findall(prose)
+    of_vllm = [f"{shorten(file)}:{name}" for file, name in stack if "vllm" in file]
     of_other = not case.life.is_server and names_other_only(prose)
-    if of_other or (stack and not any("vllm" in file for file in stack)):
+    if of_other or (stack and not of_vllm and case.first_end is None):
         return _undecided(f"A process crashed that may be another program's: {text}")
-    return _died(f"A process crashed in native code: {text}", root)
+    where = f", in {of_vllm[0]}" if of_vllm else ""
+    return _died(f"A process crashed in native code{where}: {text}", root)
 
 
 def _silent_end(case: _Case) -> Diagnosis | None:
@@ -715,7 +721,11 @@ def _inspected(case: _Case, raised: Raised) -> Root | None:
 def _in_vllm(raised: Raised) -> bool:
     """Return True if the exception, or one that it came from, passed through vLLM's code."""
     files = (frame.file for link in raised.links for frame in link.frames)
-    return any("vllm" in file and not file.endswith("setup.py") for file in files)
+    return any(_PACKAGE.search(file) and not file.endswith("setup.py") for file in files)
+
+
+_PACKAGE = re.compile(r"(?:^|/)vllm\w*(?:[/ ]|$)")
+"""A package of vLLM or of its plugins, or its command; not a user's `vllm_client.py`."""
 
 
 def _of_server(raised: Raised) -> bool:
@@ -896,13 +906,22 @@ def _killed_or_ended(case: _Case) -> Diagnosis | None:
     """
     first = case.life.first
     killed, ended = first.get(Meaning.KILLED), first.get(Meaning.ENDED)
-    if killed is None or case.ordered or not case.life.is_server:
+    named = killed is not None and "VLLM::" in killed.text
+    if killed is None or case.ordered or not (case.life.is_server or named):
         return None
     # `kubectl describe` lists the status before the events.
     status = re.search(r"\bExit Code: ", killed.text)
     if ended is not None and (ended.line < killed.line or status) and not _of_memory(killed):
         return _undecided(f"{_OUTSIDE[Meaning.ENDED]}: {ended.text}")
-    return _died(f"It was killed, as another program reports: {killed.text}")
+    how = "crashed" if _CRASHED.search(killed.text) else "was killed"
+    return _died(f"It {how}, as another program reports: {killed.text}")
+
+
+_CRASHED = re.compile(
+    r"(?i)segfault|segmentation|SIG(?:SEGV|ABRT|BUS|ILL|FPE)|\babort|bus error|illegal instr|dumped"
+    r"|general protection|core-dump|\b13[24569]\b|signal\W{1,3}(?:[468]|11)\b"
+)
+"""Words and exit codes of a process that ended itself by a fault in native code."""
 
 
 def _of_memory(killed: Sign) -> bool:
@@ -967,10 +986,10 @@ def _by_single_sign(case: _Case) -> Diagnosis | None:
             stalled or (life.waits > 1 and not case.ordered),
             (
                 "Where this log ends, workers wait and the boot does not go on: a hang, or one "
-                "very long step, such as a compilation."
+                f"very long step, such as a compilation. {_STILL_HANGS}"
                 if boots
                 else "Where this log ends, requests or workers wait and no token comes: a hang, or "
-                "one very long step."
+                f"one very long step. {_STILL_HANGS}"
             ),
             Phase.BOOT if boots else Phase.REQUEST,
         ),
@@ -1017,6 +1036,7 @@ def _by_single_sign(case: _Case) -> Diagnosis | None:
     return _by_first_line(case, meanings)
 
 
+_STILL_HANGS = "If it still waits, `vllm-repro diagnose --pid PID` tells where."
 _OUTSIDE: dict[AnySign, str] = {
     Meaning.ENDED: "The server was ended from outside; nothing shows that its engine had died",
     Meaning.TROUBLE: (
@@ -1038,8 +1058,9 @@ def _stopped(case: _Case) -> Diagnosis | None:
     failed = _before(case.line(SignKind.SERVER_ERROR), case.stop_asked)
     booted = life.booted or SignKind.READY in life
     lived = booted or (life.served and not failed) or case.engine_stop_asked
+    by_whom = _by_first_line(case, {Meaning.ENDED: _OUTSIDE[Meaning.ENDED]})
     if not lived and not case.we_terminated:
-        return _undecided(
+        return by_whom or _undecided(
             "This log holds only the end of a shutdown; why the server stopped came before."
         )
     cause, error = case.cause, life.first.get(SignKind.ERROR)
@@ -1061,6 +1082,8 @@ def _stopped(case: _Case) -> Diagnosis | None:
         return replace(_undecided(why), root=cause)
     if (port := life.first.get(SignKind.SHUTDOWN)) and port.text.startswith("[Errno"):
         return _lives(f"The server could not open its port, and shut down in order: {port.text}")
+    if by_whom:
+        return replace(by_whom, died=False, phase=Phase.SHUTDOWN)
     return _lives(
         "The server was stopped and shut down in order; errors that it logged meanwhile are no "
         "crash.",
@@ -1110,6 +1133,8 @@ def _open_end(case: _Case) -> Diagnosis:
         if not cause.raised.level and MAIN.intersection(cause.raised.functions):
             return _by_exception(True, "An exception left an engine's main function", cause)
         why = "The engine raised an exception, and this log does not show what followed"
+        if cause.frames and not _in_vllm(cause.printed):
+            why = _OTHER_FAILED
         return _by_exception(None, why, cause)
     if script := next(filter(_of_script, case.raised), None):
         return _by_exception(None, _OTHER_FAILED, Root(raised=script))
@@ -1122,7 +1147,7 @@ def _open_end(case: _Case) -> Diagnosis:
         return _silence(case)
     if not case.paste:
         return _undecided(
-            "This part of a log shows neither a boot nor an answered request: paste it from the "
+            "This part of a log has no line with which vLLM boots or answers: paste it from the "
             f"boot on. {_LOOK}"
         )
     return _by_first_line(case, _REPORTED) or _undecided(
@@ -1184,6 +1209,8 @@ def _silence(case: _Case) -> Diagnosis:
         return replace(_undecided(why), open_end=True, phase=Phase.REQUEST)
     if _boot_interrupted(case):
         return _lives(_INTERRUPTED)
+    failed_requests = SignKind.SERVER_ERROR in life or SignKind.STREAM_FAILED in life
+    calm = "up after a failed request" if failed_requests else "without a failure"
     state = "The server was still booting, without a failure"
     if life.boot_line and not life.booting:
         state = "The engine had booted, without a failure"
@@ -1193,7 +1220,7 @@ def _silence(case: _Case) -> Diagnosis:
         state = "The workers of this rank were without a failure"
     elif life.ready:
         working = any(life.busy.values())
-        state = f"The server was {'answering requests' if working else 'without a failure'}"
+        state = f"The server was {'answering requests' if working else calm}"
     if last is not None:
         where = f" (line {line_in_file(last.number)}{', ' + last.stamp if last.stamp else ''})"
     why = f"{state} where this log ends{where}: it may run on, or have been killed"
@@ -1242,9 +1269,11 @@ nothing failed before it.
 """
 
 
-_FAILURE = re.compile(r"(?i)\[type=|error|not found|fail|cannot|no such|denied|unable|missing")
+_FAILURE = re.compile(
+    r"(?i)\[type=|error|not found|fail|cannot|no such|denied|unable|missing|exit type:"
+)
 _COMPILER = re.compile(r"^nvcc fatal|\berror: |: not found$|^Killed$|No space left")
-_ANNOUNCES = re.compile(r":$|^\d+ validation errors? for ")
+_ANNOUNCES = re.compile(r":$|^\d+ validation errors? for |^The actor died unexpectedly")
 
 
 def telling_line(message: str) -> str:
@@ -1312,6 +1341,8 @@ def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
     links = () if root is None or _of_script(root.raised) else root.printed.links
     functions = _names_in(links)
     if diagnosis.died:
+        if not functions and SignKind.NATIVE_CRASH in life:
+            functions = frozenset(name for _, name in _DUMPED.findall("\n".join(life.prose)))
         # another exception of the engine may show what it did, such as a wrapper's
         others = (_names_in(raised.links) for raised in case.raised if _in_engine(case, raised))
         functions = next(filter(_tells_phase, (functions, *others)), functions)

@@ -192,6 +192,8 @@ _STREAMS = re.compile(r"completions|messages|responses|generate|invocations|infe
 _WITHOUT_ENGINE = re.compile(r"/(?:de)?(?:tokenize|render)\b")
 """Paths of requests that the API server answers without the engine."""
 _OOM = re.compile(r"\bout of memory: Killed process (\d{1,10}) \(([^)\n]{1,64})\)", re.IGNORECASE)
+_OOM_PATHS = re.compile(r"\bconstraint=\S+,(?=task=)")
+"""Control groups in the kernel's report, before the name of the process."""
 _FRAME = re.compile(r'File "[^"\n]+", line \d+')
 _CONNECTOR = re.compile(r"kv_connector['\"]?[=:] ?['\"](\w+)['\"]")
 _REQUEST = ("Received request ", "Added request ", "Processed prompts: ")
@@ -502,7 +504,8 @@ class ServerLife:
             # began before this part of the log.
             earlier = kind is SignKind.STOP_ASKED and "triggered" not in text.strip()[:_TEXT]
             number = 0 if earlier else line.number
-            words = line.raw if kind in _OTHERS else text  # with the name of the container
+            # with the name of the container
+            words = _OOM_PATHS.sub("", line.raw) if kind in _OTHERS else text
             first = self.first.setdefault(kind, Sign(number, words.strip()[:_TEXT], line.stamp))
             near = kind in _OTHERS and number - first.line < _NEAR
             if near and _REASON.search(words) and not _REASON.search(first.text):

@@ -28,7 +28,7 @@ _TRACEBACK = re.compile(
     rf"{_OWN}*(?:Traceback \(most recent call last\):|  File \"[^\"\n]+\", line \d+, in )"
 )
 """The beginning of a line of a traceback, which has the prefix too if the log has nothing else."""
-_UVICORN = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL): {4,8}\S")
+_UVICORN = re.compile(_OWN + r"*(?:DEBUG|INFO|WARNING|ERROR|CRITICAL): {4,8}\S")
 _NO_PREFIX = re.compile(
     r".*(?:pid=\d|\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b|\[rank\d|\{|[:.] $)"
 )

@@ -396,8 +396,8 @@ _OTHER_UNIT = re.compile(r"(?i)(?!\S*vllm)\S+\.service: ")
 """A unit of another name may be another program."""
 _PAST = re.compile(
     r"(?i)\b(?:earlier|previously|formerly|used to|in the past|yesterday"
-    r"|(?:month|week|year)s? ago|last (?:week|month|year|time|night)|before the|solved|fixed"
-    r"|resolved|no longer|was never"
+    r"|(?:month|week|year)s? ago|last (?:week|month|year|time(?! period)|night)|before the|solved"
+    r"|fixed|resolved|no longer|was never"
     r"|never (?:got|been|was|exited)|(?:did|was|were|has|had) ?(?:not|n't)|would"
     r"|if (?:the|it|you|we|I)\b)"
 )

@@ -130,7 +130,10 @@ _LOST_PEER = (
     "ms for recv operation to complete",
     "ms for send operation to complete",
 )
-_CONSEQUENCES = (*_LOST_PEER, *_TERMINATION_TEXTS, "RPC call to ", "The actor died unexpectedly")
+_CONSEQUENCES = (
+    *(*_LOST_PEER, *_TERMINATION_TEXTS),
+    *("RPC call to ", "The actor died unexpectedly", "due to a previous error"),
+)
 _MISSED_OUTPUT = "model_runner_output.req_id_to_index["
 """With asynchronous scheduling EngineCore takes the output of a failed step for an empty output."""
 # Failed look-ups and a cancelled wait: the next exception of the chain states what is wrong.
