@@ -544,9 +544,8 @@ def _computing(reading: Reading) -> Iterator[Finding]:
         )
     elif helpers or working:
         busy = (helpers or working)[0]
-        waiting = all(engine.asleep for engine in reading.with_role(Role.ENGINE))
+        # without a stack: a process spins in a collective, too
         in_model = any(stack.functions & _MODEL for stack in busy.main)
-        in_model |= not busy.main and busy.cpu > 1.5 and waiting
         waits = busy.always_in(_WAITING_FOR_WORKERS)
         if busy.gpu or waits or not (in_model or helpers):
             yield _unknown(

@@ -184,10 +184,11 @@ def _match_line(match: Match) -> str:
 
 def _remedy(match: Match) -> str:
     """Return what to do about a known death: the release, or a flag with its price."""
-    release = _release_advice(match)
     flag = match.lives_with[0] if match.lives_with else "no known change of flags avoids it"
     price = "".join(f" (price: {sentence})" for sentence in kept_prices(match.scenario.id)[:1])
-    return "; ".join(filter(None, (release, match.reported_again, f"or {flag}{price}")))
+    return "; ".join(
+        filter(None, (_release_advice(match), match.reported_again, f"or {flag}{price}"))
+    )
 
 
 def _match_values(match: Match, known: Sequence[Scenario], folders: list[str]) -> dict[str, object]:

@@ -215,7 +215,14 @@ def write_tree(source: Source, scratch: Path, base_packages: Path) -> Tree:
     if git fails.
     """
     if source.base:
-        return Tree(folder=base_packages, packages=source.packages)
+        packages = [
+            # a copy: a build writes into the folder of its source
+            f"{shutil.copytree(package, scratch / f'{number}' / Path(package).name)}"
+            if Path(package).is_dir()
+            else package
+            for number, package in enumerate(source.packages)
+        ]
+        return Tree(folder=base_packages, packages=tuple(packages))
     if source.wheel:
         with zipfile.ZipFile(source.wheel) as archive:
             archive.extractall(

@@ -22,6 +22,7 @@ def build_wheel(folder, *_):
     name = "conn-1.0-py3-none-any.whl"
     files = {"METADATA": "Metadata-Version: 2.1\\nName: conn\\nVersion: 1.0\\n", "RECORD": ""}
     files["WHEEL"] = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    open("built", "w").close()  # setuptools leaves folders
     with zipfile.ZipFile(f"{folder}/{name}", "w") as archive:
         archive.write("conn.py")
         for file, text in files.items():
@@ -120,6 +121,7 @@ def test_a_folder_is_built_again_after_an_edit(
         versions.add(release.version)
         assert printed(release, "import conn; print(conn.ANSWER)") == answer
     assert [version.startswith("0.28.0+with.conn.") for version in versions] == [True] * 2
+    assert {path.name for path in folder.iterdir()} == {"backend.py", "conn.py", "pyproject.toml"}
 
 
 @pytest.mark.parametrize(
