@@ -707,6 +707,13 @@ def test_named_holes_are_captured(
             WHOLE.replace("vllm/v1/worker", "mine/v1"),
             "it failed in mine/v1/x.py, outside of vLLM",
         ),
+        (
+            SCO,
+            worker_block("AssertionError", "", *SCO.frames)
+            .replace("call_popleft_n()", f"{SCO.source}")
+            .replace("vllm/v1", "mine/v1"),
+            "class, message and frames agree",
+        ),
         (replace(TQ, phase=Phase.BOOT), WHOLE, "it died in phase request, not boot"),
         (
             SCO,
