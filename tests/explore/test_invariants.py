@@ -116,6 +116,15 @@ def test_events_may_be_right_for_routers_that_count_or_for_the_others() -> None:
     assert [name for name, _ in index.check(held, lambda key: key)] == ["events-counted"]
 
 
+def test_an_event_of_a_connector_is_published_in_its_step() -> None:
+    index = KVIndex()
+    for published in (True, False):
+        events = index.of_connector() if published else index.of_connector()[1:]
+        index.publish(SimpleNamespace(events=[*events, _stored("a")]))
+        lost = [name for name, _ in index.check_connector()]
+        assert lost == ([] if published else ["events-of-connector"])
+
+
 def test_at_rest_nothing_is_held() -> None:
     null, one = block(0, 1, null=True), block(1, 1)
     found = dict(

@@ -112,7 +112,7 @@ def boot(case: Mapping[str, Any]) -> Any:
     engine.scheduler.kv_event_publisher = engine.kv_index = KVIndex()
     if connector := engine.scheduler.connector:
         # the index is of the GPU's pool, and some releases name it in events of a CPU pool, too
-        connector.take_events = tuple
+        connector.take_events = engine.kv_index.of_connector
     if case["largest_image"]:
         scheduler, room = engine.scheduler, max(case["chunk"], case["largest_image"])
         scheduler.max_num_encoder_input_tokens = room  # as of MultiModalBudget, which needs a model

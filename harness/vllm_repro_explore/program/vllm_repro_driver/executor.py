@@ -153,7 +153,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         self.cpu_us = 0.0
         self.half: WorkerHalf | None = None
         self.trace: list[dict[str, Any]] | None = [] if self.case.get("trace") else None
-        self._known: dict[str, _Known] = {}
+        self.known: dict[str, _Known] = {}
         # Of each request of the last step: the first position that it did not compute.
         self._reached: dict[str, int] = {}
         self._pending: Any = None
@@ -412,7 +412,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         second = self.case["runner"] == 2
         self.seen["preempted"] += len(getattr(output, "preempted_req_ids", None) or ())
         for name in output.finished_req_ids:
-            self._known.pop(name, None)
+            self.known.pop(name, None)
         for image in output.free_encoder_mm_hashes:
             self._encoded.pop(image, None)
         computed: dict[str, int] = {}
@@ -420,7 +420,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         for new in output.scheduled_new_reqs:
             traits = self.traits[new.req_id]
             tokens = list(getattr(new, "prefill_token_ids", None) or new.prompt_token_ids)
-            self._known[new.req_id] = _Known(
+            self.known[new.req_id] = _Known(
                 tokens,
                 len(tokens) if second else len(new.prompt_token_ids),
                 [list(blocks) for blocks in new.block_ids],
@@ -434,7 +434,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         old = output.scheduled_cached_reqs
         self.seen["resumed"] += len(old.resumed_req_ids)
         for place, name in enumerate(old.req_ids):
-            known, resumed = self._known[name], name in old.resumed_req_ids
+            known, resumed = self.known[name], name in old.resumed_req_ids
             blocks, answered = old.new_block_ids[place], old.num_output_tokens[place]
             computed[name] = old.num_computed_tokens[place]
             if resumed:
@@ -459,7 +459,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
                 if asynchronous and answered and name in old.all_token_ids:
                     known.tokens = list(old.all_token_ids[name])
         for name, numbers in output.scheduled_encoder_inputs.items():
-            for image in (self._known[name].images[number] for number in numbers):
+            for image in (self.known[name].images[number] for number in numbers):
                 if image.data is not None:
                     self._encoded[image.identifier] = reference.image(
                         int(image.data["dummy"].data[0]), image.mm_position.length
@@ -489,7 +489,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         """
         batch = []
         for name, count in output.num_scheduled_tokens.items():
-            known, start = self._known[name], computed[name]
+            known, start = self.known[name], computed[name]
             drafts = list(output.scheduled_spec_decode_tokens.get(name, ()))
             if drafts and self.scheduler_config.async_scheduling:
                 drafts = (known.drafts + [1] * len(drafts))[: len(drafts)]
@@ -573,7 +573,7 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         """Copy a request's Mamba states from one index of its block table to another."""
         for kind, (group, place) in zip(self.case["layers"], self._layers, strict=True):
             if kind == "mamba":
-                memory, table = self._kv[place], self._known[name].blocks[group]
+                memory, table = self._kv[place], self.known[name].blocks[group]
                 state = memory[self._look_up(name, table, source, "reads-state")]
                 memory[self._look_up(name, table, target, "writes-state")] = state
 
@@ -679,8 +679,8 @@ class FakeExecutor(Executor):  # type: ignore[misc]  # vLLM is not installed her
         """Return the drafts that followed the last step; None without drafting."""
         if not self.case["draft"]:
             return None
-        names = [name for name in self._reached if name in self._known]
-        return DraftTokenIds(names, [list(self._known[name].drafts) for name in names])
+        names = [name for name in self._reached if name in self.known]
+        return DraftTokenIds(names, [list(self.known[name].drafts) for name in names])
 
 
 def key_of(salt: int, lora: int) -> int:

@@ -11,6 +11,9 @@ from typing import Any
 
 from .invariants import Broken
 
+OF_CONNECTOR = object()
+"""The event that a connector hands over in each step of a case."""
+
 
 class KVIndex:
     """Publisher of KV events that keeps them as routers do, in place of vLLM's own.
@@ -27,10 +30,23 @@ class KVIndex:
         # the last event of a block was wrong: now only counting can be right
         self._counting = False
         self._events: list[Any] = []
+        # a connector's event is not published yet
+        self._handed_over = False
+
+    def of_connector(self) -> list[Any]:
+        """Return a connector's events for this step: one that must be published."""
+        self._handed_over = True
+        return [OF_CONNECTOR]
 
     def publish(self, batch: Any) -> None:
         """Take the events of a batch."""
-        self._events += batch.events
+        self._handed_over &= OF_CONNECTOR not in batch.events
+        self._events += [event for event in batch.events if event is not OF_CONNECTOR]
+
+    def check_connector(self) -> Iterator[Broken]:
+        """Yield a violation if a connector's event was not published."""
+        if self._handed_over:
+            yield "events-of-connector", "an event of the connector was not published"
 
     def shutdown(self) -> None:
         """Do nothing: there is no socket to close."""

@@ -372,6 +372,7 @@ class _Player:
             self._note([("wrong-counts", f"{running} requests run, and {counted} are unfinished")])
         pools = pools_of(self._scheduler)
         self._note(books(pools, self._managers))
+        self._note(self._engine.kv_index.check_connector())
         if self._case["events"]:
             self._note(self._engine.kv_index.check(pools["gpu"], event_block_of))
 
@@ -541,15 +542,13 @@ class _Player:
         self._note(at_rest(pools_of(self._scheduler), self._managers))
         for tier in tiers_of(self._scheduler):
             self._note(tier_books(tier))
-        if self._scheduler.requests:
-            self._note(
-                [
-                    (
-                        "request-leak",
-                        f"known at rest: {', '.join(list(self._scheduler.requests)[:4])}",
-                    )
-                ]
-            )
+        # what is still known of requests that ended; the worker is told in the next step
+        kept = {"request-leak": self._scheduler.requests, "worker-leak": self.executor.known}
+        self._note(
+            (kind, f"known at rest: {', '.join(list(names)[:4])}")
+            for kind, names in kept.items()
+            if names
+        )
 
 
 def _operation(at: int, what: str) -> Iterator[tuple[int, int, str, None]]:
