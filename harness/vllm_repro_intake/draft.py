@@ -1,7 +1,7 @@
 """A draft scenario file from the facts of a text.
 
 Every text becomes a literal, every guess a comment that quotes the words it is from, and everything
-that the text does not state a comment that begins with GAP.
+that was not read of the text a comment that begins with GAP.
 """
 
 from __future__ import annotations
@@ -122,19 +122,19 @@ _MOST_WORDS = 6
 
 @dataclass
 class Draft:
-    """A draft of a scenario file, with what the text does not state and what to confirm."""
+    """A draft of a scenario file, with what was not read of the text and what to confirm."""
 
     # id of the scenario: the file's name with hyphens
     id: str
     # the one to try
     release: str = ""
     text: str = ""
-    # what the text does not state
+    # what was not read of the text
     gaps: list[str] = field(default_factory=list)
     # what to confirm
     guesses: list[str] = field(default_factory=list)
     file: ScenarioWriter = field(default_factory=ScenarioWriter)
-    # values, comments, and numbers that stand for what is not stated
+    # values, comments, and numbers that stand for what was not read
     values: list[str] = field(default_factory=list)
     quoted: list[str] = field(default_factory=list)
     # parts of sentences, and the words of them that were read
@@ -142,7 +142,7 @@ class Draft:
     made_up: set[str] = field(default_factory=set)
 
     def gap(self, what: str) -> None:
-        """Add a GAP comment on something that the text does not state."""
+        """Add a GAP comment on something that was not read of the text."""
         self.gaps.append(what)
         self._comment(f"GAP: {what}")
 
@@ -193,7 +193,7 @@ def draft(
     if command is None:
         why = f": {facts.unread[0]}" if facts.unread else ""
         raise UsageError(
-            f"the text holds no vLLM command that can be read{why}",
+            f"no vLLM command was read from the text{why}",
             hint="paste the whole issue, with its `vllm serve …` or `docker run … IMAGE …` line",
         )
     made = Draft(name)
@@ -226,8 +226,8 @@ def draft(
         if facts.title or not title.startswith(part.partition("…")[0].rstrip(": ") or "…"):
             made.gap(f"not read: “{part}”")
     made.text = made.file.text(
-        f"{title.rstrip('.…')}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not"
-        " state, or what was not read of it.\nEvery other comment is a guess or a note: confirm it"
+        f"{title.rstrip('.…')}.\n\nA draft by `vllm-repro intake`. GAP marks what was not read of the"
+        " text.\nEvery other comment is a guess or a note: confirm it"
         " or correct it, and remove the comment.\n"
     )
     return made
@@ -246,7 +246,7 @@ def _put_command(
         made.guess(f"the command is from {how}", facts.commands[0].words, ())
     for argument in facts.commands[0].unread if facts.commands else ():
         made.gap(
-            f"the variable {argument[1:]} has no stated value: left out"
+            f"no value of the variable {argument[1:]} was read: left out"
             if argument.startswith("$")
             else f"the value of {argument!r} in that call is not a literal"
         )
@@ -254,7 +254,7 @@ def _put_command(
         facts.commands[1]
     ):
         made.gap(
-            "the text holds several commands, and nothing shows which one has the bug: this is the"
+            "the text holds several commands, and which one has the bug was not read: this is the"
             " first"
         )
     for other in facts.commands[1:4]:
@@ -569,8 +569,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
         made.put("trigger", made.file.call("chunked_prefill", chunks=2))
         return
     made.gap(
-        "the boundary of the bug is not stated: until you name a condition, a quiet run is no"
-        " evidence"
+        "no boundary of the bug was read: until you name a condition, a quiet run is no evidence"
     )
     made.put("trigger", made.file.call("unstated"))
 
@@ -601,10 +600,10 @@ def _put_signature(made: Draft, facts: Facts) -> None:
         return
     if diagnosis.root is None:
         texts = (_EXCEPTION.search("\n".join(block.lines)) for block in facts.blocks)
-        named = next((f", but names {match[0]}" for match in texts if match), "")
+        named = next((f", only {match[0]}" for match in texts if match), "")
         made.gap(
-            f"the text holds no traceback of the engine{named}: fill in the signature from the"
-            " report of a run"
+            f"no traceback of the engine was read{named}: fill in the signature from the report of a"
+            " run"
         )
         made.put("signature", made.file.call("unstated"))
         return
@@ -617,10 +616,10 @@ def _put_signature(made: Draft, facts: Facts) -> None:
     frames = _frames([(frame.file, frame.function) for frame in diagnosis.frames])
     if not frames and (frames := tuple(dict.fromkeys(_NAMED_FUNCTION.findall(message)))):
         made.guess(
-            "the text shows no frames; this function is from the message", shortened(message)
+            "no frames were read; this function is from the message", shortened(message)
         )
     if not frames:
-        made.gap("the text shows no frames: fill them in from the report of a run")
+        made.gap("no frames were read: fill them in from the report of a run")
         frames = ("unknown",)
     last = diagnosis.frames[-1].source if diagnosis.frames else ""
     signature = Signature(
@@ -636,9 +635,9 @@ def _put_signature(made: Draft, facts: Facts) -> None:
     ):
         made.gap("this signature does not match the text's own traceback: correct it")
     if phase is None:
-        made.gap("the text does not show when the engine dies")
+        made.gap("when the engine dies was not read")
     elif phase is Phase.IDLE:
-        made.guess("idle is a guess: no line of the log shows a request before the death", "")
+        made.guess("idle is a guess: no request before the death was read", "")
     elif diagnosis.phase is None or diagnosis.died is None:
         made.guess(f"the phase is a guess from the words of the text: {phase}", "")
     stated = {
@@ -708,7 +707,7 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
             facts.symptom.used,
         )
     elif not facts.diagnosis.died:
-        made.gap(f"no sentence that was read says what the engine does: {symptom} stands for it")
+        made.gap(f"no statement on what the engine does was read: {symptom} stands for it")
     if symptom == "errs" and not _FAILED.search(facts.symptom.words):
         made.gap("only a failed request counts as wrong: output=checks(…) compares answers")
     arms = [made.file.call("arm", "reported", made.file.word(symptom))]

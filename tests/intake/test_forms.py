@@ -38,14 +38,14 @@ FORMS = {
         ('A="--seed 1"\nA="$A --enforce-eager"\nvllm serve a/b $A', "--seed 1;--enforce-eager", ""),
         ('A="--seed 1"\nA+=" -tp 2"\nvllm serve a/b ${A}', "--seed 1;-tp 2", ""),
         ('A=(\n  --seed 1\n  -tp 2\n)\nvllm serve a/b "${A[@]}"', "--seed 1;-tp 2", ""),
-        ("vllm serve a/b --port ${P:-8123}", "--port 8123", "GAP: the variable"),
+        ("vllm serve a/b --port ${P:-8123}", "--port 8123", "GAP: no value of"),
         ('vllm serve a/b --seed 1 "$@"', "--seed 1", "$@'"),
         (
             'A="--seed 1"\nif [ $1 = x ]; then\n  A="$A --headless"\nfi\nvllm serve a/b $A',
             "--seed 1;not read: “A=",
             "\n          --headless",
         ),
-        ("vllm serve a/b --seed 1 $MORE", "GAP: the variable MORE", "'$MORE'"),
+        ("vllm serve a/b --seed 1 $MORE", "no value of the variable MORE was read", "'$MORE'"),
     ],
     "values that a shell computes": [
         (
@@ -56,7 +56,7 @@ FORMS = {
         ("vllm serve a/b --max-model-len=$(( 2 * 512 ))", "--max-model-len=1024", ""),
         (
             "vllm serve a/b --max-model-len ${LEN} --seed 1",
-            "--seed 1;the variable LEN has no stated value: left out",
+            "--seed 1;no value of the variable LEN was read: left out",
             "\n          --max-model-len",
         ),
         ("vllm serve a/b --enable-prefix-caching false --seed 1", "--no-enable-prefix-caching", ""),
@@ -71,7 +71,7 @@ FORMS = {
         ),
         (
             "vllm serve a/b --max-model-len $(( N*2 )) --seed 1",
-            "--seed 1;variable N has no stated value: left out",
+            "--seed 1;variable N was read: left out",
             "\n          --max-model-len",
         ),
         ("vllm serve a/b --max-model-len 50", "prompt=25", "prompt=100"),
@@ -779,7 +779,7 @@ WHOLE = [
     (f"{SERVE}\n\nDecode asserts, prefill keeps running.", "“Decode asserts, prefill keeps", ""),
     (f"{SERVE}\n\nA new server gives the right text.", "“A new server gives", ""),
     (f"{SERVE}\n\nEvery half hour the core stops.", "“Every half hour the core stops", ""),
-    (f"{SERVE}\n\nThis one dies at start-up.", "GAP: the text holds no traceback", ""),
+    (f"{SERVE}\n\nThis one dies at start-up.", "GAP: no traceback of the engine was read", ""),
     (f"{SERVE}\n\nThis one dies at start-up:\n\nValueError: bad dtype", 'phase="boot"', ""),
     # a loop over adapters, keys of a schema, and texts of prompts
     (
