@@ -615,9 +615,7 @@ def _put_signature(made: Draft, facts: Facts) -> None:
         made.guess("the message is cut before what may be words of the report", whole, ())
     frames = _frames([(frame.file, frame.function) for frame in diagnosis.frames])
     if not frames and (frames := tuple(dict.fromkeys(_NAMED_FUNCTION.findall(message)))):
-        made.guess(
-            "no frames were read; this function is from the message", shortened(message)
-        )
+        made.guess("no frames were read; this function is from the message", shortened(message))
     if not frames:
         made.gap("no frames were read: fill them in from the report of a run")
         frames = ("unknown",)

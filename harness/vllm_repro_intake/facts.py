@@ -133,6 +133,11 @@ _VERSIONS = (
     ),
 )
 _RELEASE = rf"v?(?P<version>0\.[1-9]\d?\.\d{{1,2}}(?:{_PRE}|\.\d+)*)(?![\w.]*\d)"
+_FOR_A_DEVICE = re.compile(r"(?i)\+(?:cu\d+|rocm[\d.]*|cpu|xpu)(?![\w.]*\w)")
+"""The end of a release's name that names what it is built for."""
+_NIGHTLY = re.compile(
+    r"(?i)\b(?:nightly|main)[ (:]{1,3}(?:(?:build|image|wheel|of|for)[ (:]{1,3})*v?$"
+)
 _TITLE_VERSION = re.compile(rf"(?a)(?<![\w.])(?:v(?=0)|(?<=\bto )|(?<=[:(\]] )){_RELEASE}")
 _BARE_VERSION = re.compile(
     rf"(?ai)(?:(?<![\w.])(?:\b(?:to|on|in|with|is|at|since|version|versión|versione"
@@ -189,7 +194,7 @@ _BESIDE = re.compile(
     r"(?i)(?:[\s|:：()*`=→>+–—-]"
     r"|\b(?:is|was|are|were|ha[sd]|have|both|all|still|also|it|do(?:es)?|did)\b)*"
     rf"(?:{OUTCOME.pattern})"
-    r"(?!\W{1,3}(?:(?:in|on|with|since|from) )?v?0\.\d)"
+    r"(?![\s:：(=*`]{1,3}(?:(?:in|on|with|since|from) )?v?0\.\d)"
 )
 """An outcome beside a release: `0.21.0 (good)`, `| 0.21.0 | ok |`. A label of the next is none."""
 _UNDER = re.compile(r"(?i)--|\d\.\d|\b(?:with(?:out)?|if|when|unless|using|on|and|before|than)\b|=")
@@ -504,7 +509,7 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Stat
 
     Those in which it works, or that were upgraded from, come last.
     """
-    logged = diagnosis.vllm_version or ""
+    logged = _FOR_A_DEVICE.sub("", diagnosis.vllm_version or "")
     # Another release, which only prose names, is found below.
     form = r"(?im)(?:LLM engine \(|vLLM \(|^\W*version |server version |\bvLLM Version *: *)v?"
     stated = [Stated(logged, "")] if logged and re.search(form + re.escape(logged), text) else []
@@ -556,36 +561,46 @@ def _stated(matches: Iterable[re.Match[str]], logged: str) -> Iterator[Stated]:
                 match.string[: match.end()][-60:].rpartition("\n")[2]
                 + re.split(r"\n|(?<=[.;!?])\s(?=[A-Z])", match.string[match.end() :][:60])[0]
             )
-            version = match["version"].rstrip(".").replace(" ", "")
+            version = _FOR_A_DEVICE.sub("", match["version"].rstrip(".").replace(" ", ""))
             has_it, used = _shows(match)
-            yield Stated(version, shortened(words) if version != logged else "", has_it, (used,))
+            # The row of a table's column is not in the text.
+            words = "" if version == logged or "\x1f" in words else shortened(words)
+            yield Stated(version, words, has_it, (used,))
 
 
 def _columns(text: str) -> str:
-    """Return `release: cell` lines of the tables whose head has releases."""
-    lines: list[str] = []
-    head: list[str] = []
+    """Return a row, after `\\x1f`, of each column of the tables whose head has releases."""
+    columns: list[list[str]] = []
+    head: list[list[str]] = []
     for line in text.split("\n"):
         cells = [cell.strip(" *`") for cell in line.split("|")] if "|" in line else []
         if (
             sum(re.fullmatch(r"(?i)(?:vllm )?v?0\.\d+\.\d+\S*", cell) is not None for cell in cells)
             > 1
         ):
-            head = cells
+            head = [[name] for name in cells]
+            columns += head
         elif len(cells) == len(head):
-            lines += [f"{name}: {cell}" for name, cell in zip(head, cells, strict=True) if cell]
+            for column, cell in zip(head, cells, strict=True):
+                column.append(cell)
         else:
             head = []
-    return "\n".join(lines)
+    return "\n".join(f"\x1f| {' | '.join(dict.fromkeys(column))} |" for column in columns)
 
 
 def _is_of_other_product(match: re.Match[str]) -> bool:
-    """Return True if a release is that of a chart, an image or a package, and not of vLLM."""
+    """Return True if a release is that of a chart, an image or a package, and not of vLLM.
+
+    So is one that only names its nightly builds.
+    """
     if (image := match.groupdict().get("image")) is not None:
         return not re.fullmatch(r"(?:\S*/)?vllm/|[^/]*[.:\]][^/]*/(?!lmcache)\S*|", image)
     before = match.string[: match.start("version")]
     named = re.match(r"(?i)\.? (?:of|from) (?!pip|uv|v?llm)", match.string[match.end("version") :])
     if named and _PRODUCT.match(match.string, match.end("version") + named.end()):
+        return True
+    nightly = _NIGHTLY.search(before) or re.match(r"(?i)[ -]nightl", match.string[match.end() :])
+    if nightly and re.fullmatch(r"[\d.]+", match["version"]):
         return True
     line = re.split(r"[\n,;,；。、]", before)[-1]
     if tag := re.search(r"(?a)(?P<image>[\w./\[\]-]*\w)[:@]v?$", line):

@@ -204,9 +204,7 @@ def _changes(bug: BugNights, before: Verdict, last: int) -> Iterator[Change]:
     verdict = bug.state.verdict
     if verdict is not before and ran:
         # A fix that the scenario only declares is no claim: no boots were compared.
-        call = verdict is Verdict.REGRESSED or (
-            verdict is Verdict.FIXED and bug.state.crashed > 0
-        )
+        call = verdict is Verdict.REGRESSED or (verdict is Verdict.FIXED and bug.state.crashed > 0)
         text = f"{verdict} (was {before}): {bug.reason}"
         yield change(kind=verdict, call=call, text=text, run=ran[-1])
     if earlier.runs and not new[-1].runs:

@@ -336,6 +336,21 @@ PROSE = {
         ("vLLM v0.24.0 ~ v0.27.1", "==0.24.0;0.27.1", ""),
         ("Regression from 0.24.0 to 0.25.0", "==0.25.0", "==0.24.0"),
         ("0.24.0 works.", "no release was read", "==0.24.0"),
+        *(
+            (f"{text}. It dies.", f"no release was read;{text}", "==0.24.0")
+            for text in (
+                "vLLM 0.24.0 nightly",
+                "It is a nightly build (0.24.0)",
+                "On main (0.24.0)",
+            )
+        ),
+        *(
+            (f"vLLM 0.24.0+{device} dies", '"==0.24.0"', "a build between")
+            for device in ("cu130", "rocm7.0", "cpu")
+        ),
+        ("It dies on main, 0.24.0 and 0.25.0.", "==0.24.0", "no release was read"),
+        ("vLLM 0.24.0+g1a2b3c4 dies", "==0.24.0+g1a2b3c4;is a build between", ""),
+        ("vLLM 0.24.0rc1.dev4+g1 dies, nightly 0.24.0", "==0.24.0rc1.dev4+g1", "the bug: 0.24.0"),
         ("vLLM 0.25.0, whereas 0.24.0 is fine", "==0.25.0", ""),
         ("vLLM 0.25.0 dies (works fine on v0.24.0).", "works, or is older: 0.24.0", ""),
         ("vllm-ascend 0.13.0rc1 dies", "no release was read", "==0.13.0"),
@@ -354,6 +369,8 @@ PROSE = {
                 "I tested 0.22.2 (good), 0.23.0 (good) and 0.24.0 (bad).",
                 "- 0.23.0: works\n- 0.24.0: crashes\n- 0.24.1: crashes",
                 "0.23.0 – OK; 0.24.0 – crash",
+                "0.23.0 is fine, 0.24.0 breaks: its rerank endpoint returns 500",
+                "0.23.0 good / 0.24.0 bad",
                 "Not affected: 0.22.2 and 0.23.0. Affected: 0.24.0 to 0.24.1.",
                 "| 0.23.0 | ok |\n| 0.24.0 | crash |",
                 "| 0.23.0 | ok | ok |\n| 0.24.0 | ok | crash |",
@@ -692,6 +709,20 @@ WHOLE = [
         "\n          --seed 1",
     ),
     ("### It dies\n\n`vllm serve a/b1 --seed 1`", 'title="It dies"', ""),
+    *(
+        (
+            f"# [Bug]: 0.24.0 is fine, 0.25.0 breaks{rest}\n\n{SERVE}\n\n"
+            "| documents | 0.24.0 | 0.25.0 |\n|---|---|---|\n| 4 | ok | ok |\n| 9 | ok | crash |",
+            f"==0.25.0;works, or is older: 0.24.0: “0.24.0 is fine, 0.25.0 breaks{rest}”",
+            "0.25.0: ok",
+        )
+        for rest in ("", ": rerank returns 500")
+    ),
+    (
+        f"{SERVE}\n\n| | 0.23.0 | 0.24.0 |\n|---|---|---|\n| 4 | ok | ok |\n| 9 | ok | crash |",
+        "==0.24.0;# works, or is older: 0.23.0\n;not read: “| 4 | ok | ok |”",
+        "has the bug",
+    ),
     # what a CPU refuses
     ("vllm serve a/b --tensor-parallel-size=2", 'without("-tp", why="a CPU refuses it")', ""),
     ("vllm serve a/b -dp 2 --seed 1", 'changes=[without("--data-parallel-size", why=', "-tp"),
