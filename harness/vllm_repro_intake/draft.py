@@ -226,9 +226,9 @@ def draft(
         if facts.title or not title.startswith(part.partition("…")[0].rstrip(": ") or "…"):
             made.gap(f"not read: “{part}”")
     made.text = made.file.text(
-        f"{title.rstrip('.…')}.\n\nA draft by `vllm-repro intake`. GAP marks what was not read of the"
-        " text.\nEvery other comment is a guess or a note: confirm it"
-        " or correct it, and remove the comment.\n"
+        f"{title.rstrip('.…')}.\n\nA draft by `vllm-repro intake`. GAP marks what was not read of"
+        " the text.\nEvery other comment is a guess or a note: confirm it or correct it, and remove"
+        " the comment.\n"
     )
     return made
 
@@ -602,8 +602,8 @@ def _put_signature(made: Draft, facts: Facts) -> None:
         texts = (_EXCEPTION.search("\n".join(block.lines)) for block in facts.blocks)
         named = next((f", only {match[0]}" for match in texts if match), "")
         made.gap(
-            f"no traceback of the engine was read{named}: fill in the signature from the report of a"
-            " run"
+            f"no traceback of the engine was read{named}: fill in the signature from the report of"
+            " a run"
         )
         made.put("signature", made.file.call("unstated"))
         return

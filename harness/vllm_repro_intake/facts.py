@@ -569,7 +569,7 @@ def _stated(matches: Iterable[re.Match[str]], logged: str) -> Iterator[Stated]:
 
 
 def _columns(text: str) -> str:
-    """Return a row, after `\\x1f`, of each column of the tables whose head has releases."""
+    r"""Return a row, after `\x1f`, of each column of the tables whose head has releases."""
     columns: list[list[str]] = []
     head: list[list[str]] = []
     for line in text.split("\n"):
