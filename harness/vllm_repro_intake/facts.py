@@ -135,13 +135,17 @@ _VERSIONS = (
 _RELEASE = rf"v?(?P<version>0\.[1-9]\d?\.\d{{1,2}}(?:{_PRE}|\.\d+)*)(?![\w.]*\d)"
 _FOR_A_DEVICE = re.compile(r"(?i)\+(?:cu\d+|rocm[\d.]*|cpu|xpu)(?![\w.]*\w)")
 """The end of a release's name that names what it is built for."""
+_OF_SOURCE = re.compile(
+    r"(?i)\bv?llm\W+(?:(?:is|was|built|compiled|installed) )*(?:from|of) (?:source|git)\b"
+    r"[^\w\n]{0,3}\btag v?$"
+)
 _NIGHTLY = re.compile(
     r"(?i)\b(?:nightly|main)[ (:]{1,3}(?:(?:build|image|wheel|of|for)[ (:]{1,3})*v?$"
 )
 _TITLE_VERSION = re.compile(rf"(?a)(?<![\w.])(?:v(?=0)|(?<=\bto )|(?<=[:(\]] )){_RELEASE}")
 _BARE_VERSION = re.compile(
     rf"(?ai)(?:(?<![\w.])(?:\b(?:to|on|in|with|is|at|since|version|versión|versione"
-    rf"|версия|release|and|run|running|use|using) "
+    rf"|версия|release|tag|and|run|running|use|using) "
     rf"|[:(：（] ?|\A|(?<=[\n。])|(?<=[.!?;,] )|(?<=\bv))"
     rf"|\b(?:vllm|version|versión|versione|версия|release|build)\b[\"'`* ]*"
     rf"[:=|：][\"'`* ]*){_RELEASE}"
@@ -610,6 +614,8 @@ def _is_of_other_product(match: re.Match[str]) -> bool:
     if named := re.search(r"(?im)^\W*name\W+([\w.-]+).*\n.*\Z", before):
         return named[1] != "vllm"
     products = [*_PRODUCT.finditer(line)]
+    if _OF_SOURCE.search(before):
+        return False
     if not products or re.search(r"(?i)vllm[_-]v?$", line):
         return bool(re.search(r"(?i)\b(?:image|tag)\b\W*(?:(?:is|was|version)\b)?\W*v?$", line))
     return not products[-1]["ours"] and not re.search(

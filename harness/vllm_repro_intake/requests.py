@@ -565,6 +565,7 @@ def at_once(statement: str) -> int:
     """Return the number of requests that a statement sends at the same time; 0 if it has none."""
     match = _CONCURRENT.search(statement)
     count = int(next(filter(None, match.groups()))) if match else 0
+    count += bool(match and _MORE_THAN.search(statement[: match.start()]))
     return count if 1 < count <= _MOST_AT_ONCE else 0
 
 
@@ -587,7 +588,7 @@ def _of_prompt(statement: str, size: re.Match[str]) -> bool:
 
 # ── workarounds
 
-_THE_BUG = r"(?:(?:the |this )?(?:bug|crash|error|hang|issue|problem) )?"
+_THE_BUG = r"(?:(?:the |this )?(?:bug|crash|error|freeze|hang|issue|problem) )?"
 _FAILS = re.compile(
     r"\bsame (?:crash|error|issue|problem|failure)|\bstill"
     r" (?:crash|fail|happen|occur|die|hang|broken|present|reproduc|see|get)\w*"
@@ -609,13 +610,14 @@ _WORKS = re.compile(
     r" serves|\bprevents\b"
     r"|\bworkarounds? (?:is|are)\b|\bworkaround:|\bstable\b"
     r"|\b(?:is|was|are|were) always (?:right|correct|fine|ok)\b"
-    r"|\bno (?:more |longer |such )?(?:crash|hang|error|failure|issue|problem)\w*"
-    r"|\bnever (?:crash|happen|occur|reproduce|hang|die|fail)\w*"
+    r"|\bno (?:more |longer |such )?(?:crash|hang|freez|deadlock|error|failure|issue|problem)\w*"
+    r"|\b(?:never|not) (?:crash|happen|occur|reproduce|hang|die|fail|freez|deadlock|come[sd]?\b)\w*"
     rf"|\b(?:makes? )?{_THE_BUG}(?:go(?:es)? away|disappears?|(?:is|was) gone)\b"
     r"|\b(?:can(?:'t|not| not)|unable to|could(?:n't| not)) reproduce\b|\bnot reproducible\b"
     r"|\b(?:solve|cure)[sd]?\b|\bhelps\b"
-    r"|\b(?:does|did)(?:n't| not) (?:crash|happen|occur|reproduce|hang|die)|\b(?:runs?|is|was|are)"
-    r" (?:fine|ok(?:ay)?)\b"
+    r"|\b(?:does|did)(?:n't| not)"
+    r" (?:crash|happen|occur|reproduce|hang|die|freeze|deadlock|come|appear)"
+    r"|\b(?:runs?|is|was|are) (?:fine|ok(?:ay)?)\b"
     r"|(?:→|->|=>|:|\|) ?(?:fine|ok|good|right|correct|passed|✅)(?!\w)"
     r"|\bstarts? (?:normally|fine|up|again|ok(?:ay)?)\b"
     r"|\bstart normally\b|\bserves\b|\bpass(?:es|ed)\b|\baccepted\b|\bsurvive[sd]?\b"
@@ -624,7 +626,7 @@ _WORKS = re.compile(
 )
 _CRASHES = re.compile(
     r"(?i)(?<!not )(?<!n't )(?<!never )(?<!no )(?<!longer )(?<!without )"
-    r"\b(?:crash(?:es|ed)|hangs?|hung|dies|died|fails|failed|segfaults)\b"
+    r"\b(?:crash(?:es|ed)|hangs?|hung|dies|died|fails|failed|segfaults|freezes|froze)\b"
 )
 """A plain failure. It is no result of a workaround: the bug may need the flag."""
 _ARGUMENT = re.compile(r"(?a)(?<![\w.-])([a-z][a-z0-9_]*)\s?=\s?[\"']?([\w./-]*\w)[\"']?")
@@ -672,7 +674,7 @@ _CLAUSES = re.compile(r",\s+|;\s+|\bbut\b|\bwhile\b|\bwhereas\b")
 _NEXT = re.compile(r"(?<=[\w)`][.!?])\s+(?=[a-z])")
 """The end of a sentence, before one that begins with a small letter."""
 _OFF = re.compile(
-    rf"\b(?:disabl\w+|without|turn\w+ off) (?:the )?\W{{0,2}}(?P<what>{'|'.join(_FEATURES)})\b",
+    rf"\b(?:disabl\w+|without|(?:turn|switch)\w* off) (?:the )?\W{{0,2}}(?P<what>{'|'.join(_FEATURES)})\b",
     re.IGNORECASE,
 )
 

@@ -164,7 +164,7 @@ _TELLS = re.compile(
     r"|(?:un|not )set(?:ting)? (?=\W?[A-Z]+_)|delet(?:e[ds]?|ing)|roll(?:ed|ing)? back"
     r"|leaving out|alone|not affected|unaffected|only (?:if|when|with|in|on|for|happens|occurs)"
     r"|cures?|helps?|stops? it"
-    r"|(?:dis|en)abl(?:ed|ing)|turn(?:ed|ing) o(?:n|ff)|restart\w*|normally|(?<!-)serve[sd](?!-)"
+    r"|(?<!-)(?:dis|en)abl(?:e[ds]?|ing)|(?:turn|switch)(?:ed|ing)? o(?:n|ff)|restart\w*|normally|(?<!-)serve[sd](?!-)"
     r"|pass(?:es|ed)?|accepted|depends? on|required|needed"
     r"|wrong|incorrect|garbage|gibberish|it starts|reproduc(?:es|ible)"
     r"|(?:is|are|was|were) (?:right|correct)"

@@ -357,6 +357,9 @@ PROSE = {
         ("vllm-ascend 0.13.0rc1 dies", "no release was read", "==0.13.0"),
         ("The vllm-gaudi plugin 0.12.0 dies", "no release was read", "==0.12.0"),
         ("Installed from PyPI (vllm 0.24.0).", "==0.24.0", "works, or is older"),
+        ("vLLM built from source, tag v0.24.0, on a box", "==0.24.0", "no release was read"),
+        ("The vllm chart from git, tag v0.24.0, on a box", "no release was read", "==0.24.0"),
+        ("The chart's values, tag v0.24.0, on a box", "no release was read", "==0.24.0"),
         ("vllm installed from wheel 0.24.0", "==0.24.0", "works, or is older"),
         ("Run 0.25.0. Setting VLLM_A=1 helps.", "GAP: not read: “Setting VLLM_A=1 helps.”", ""),
     ],
@@ -558,11 +561,23 @@ PROSE = {
         ("It dies. With --enforce-eager it starts normally.", "lives", "GAP: tried"),
         ("It dies. With --enforce-eager it passes.", "lives", "GAP: tried"),
         ("It dies. Never finishes with --enforce-eager.", "dies, with_flags", "lives"),
+        *(
+            (f"It freezes. {text}", "prefix-caching;lives, with_flags(;hangs)", "GAP: tried")
+            for text in (
+                "When I disable the prefix caching, freeze not comes.",
+                "When I disable prefix caching, it does not freeze.",
+                "If I turn off prefix caching the freeze is gone.",
+                "With prefix caching switched off and without prefix caching no freeze.",
+            )
+        ),
+        ("It dies. I disable our cache, all right.", "read: “I disable our cache, all right", ""),
     ],
     "ranges and numbers": [
         ("60 requests in flight, between 2k and 9k tokens.", "[2000, 9000];spread=True", ""),
         ("Calls of 1,000-15,000 tokens.", "spread=True;GAP: the number of requests", ""),
         ("50 users, prompts from 1k ~ 3k tokens.", "[1000, 3000];spread=True", ""),
+        ("More than 50 users, prompts from 1k ~ 3k tokens.", "at_once(51, prompt=[1000, 30", ""),
+        ("At least 50 users, prompts from 1k ~ 3k tokens.", "at_once(50, prompt=[1000, 30", ""),
         ("4096 input tokens, 256 output tokens.", "prompt=4096, max_tokens=256", ""),
         ("并发数37，重启45次。", "37;45", ""),
         (
@@ -856,6 +871,10 @@ WHOLE = [
     ),
     # guesses, and the trigger that follows from the sizes
     ('LLM(model="a/b", seed=os.getpid())', "the value of 'seed' in that call is not a", ""),
+    *(
+        (f'{name}(model="a/b", seed=1)', f"the command is from Python call of {name}: “", "")
+        for name in ("LLM", "EngineArgs", "AsyncEngineArgs")
+    ),
     (
         "vllm serve /models/x --enforce-eager\n\nModel: org/public",
         'the public model: “Model: org/public”;"org/public",',
