@@ -267,8 +267,10 @@ def _put_command(
         if is_secret_name(flag.name):
             made.guess(f"left out: {flag.name}, which holds a secret", "")
         elif mistakes := flag_mistakes([flag]):
-            # what to write in its place is for a command that is written by hand
-            made.guess(f"left out: {mistakes[0].removesuffix(': leave it out')}", words)
+            # What to write in its place holds for newer releases, not for the reported one.
+            older = r"\1, but older ones may define it: check refuses it"
+            mistake = re.sub(r"(not defined in any release .*?): .*", older, mistakes[0])
+            made.guess(f"left out: {mistake}", words)
         elif base not in KNOWN and not flag.values and any(name.startswith(base) for name in KNOWN):
             made.guess(
                 "left out, as its line seems to be cut off: compare all flags with the text",
@@ -288,10 +290,16 @@ def _put_command(
             kept.append(flag)
     for name in _UNSET.findall(command.model_argument or ""):
         made.gap(f"no value of {name} was read")
+    # `export MODEL=a/b`, and then `vllm serve $MODEL`
+    values = {command.model_argument, *(flag.text for flag in kept)}
     for setting in command.env:
         for mistake in variable_mistakes([setting]):
-            made.guess(f"left out: {mistake}", "=".join(setting))
+            if steers_vllm(setting[0]):
+                made.guess(f"left out: {mistake.partition(': remove')[0]}", "=".join(setting))
     for name, value in (*command.env, *(command.container.env if command.container else ())):
+        in_command = value in values and not name.startswith("PYTHON")
+        if not (steers_vllm(name) or is_secret_name(name) or in_command):
+            made.gap(f"left out: {name}={value}, which is not known as a variable of vLLM")
         if re.search(r"\[(?:host|address|user)\]", value):
             made.gap(f"{name} names a place of the reporter: name one of yours")
     settings = (setting for setting in command.env if not variable_mistakes([setting]))
@@ -300,8 +308,6 @@ def _put_command(
         if "[" in box.image:
             made.gap("the image is of a private registry: --image names another one")
         kinds = {name: steers_vllm(name) or is_secret_name(name) for name, _ in box.env}
-        for name in (name for name, needed in kinds.items() if not needed):
-            made.guess(f"left out: {name} is not a variable of vLLM or its libraries", "")
         box = replace(box, env=tuple(variable for variable in box.env if kinds[variable[0]]))
     command = replace(command, flags=tuple(kept), env=tuple(settings), container=box)
     made.put("command", command_text(rendered(command)))

@@ -109,7 +109,7 @@ _BENCHED = re.compile(
 )
 _NO_PROMPT = re.compile(
     r"cache|throughput|per second|/s\b|computed|scheduled|chunk|resum|remain|output|generat"
-    r"|window|budget|capacity|shared|max[ _-]",
+    r"|window|budget|capacity|shared|system|max[ _-]",
     re.IGNORECASE,
 )
 _ORDINALS = re.compile(
@@ -674,7 +674,8 @@ _CLAUSES = re.compile(r",\s+|;\s+|\bbut\b|\bwhile\b|\bwhereas\b")
 _NEXT = re.compile(r"(?<=[\w)`][.!?])\s+(?=[a-z])")
 """The end of a sentence, before one that begins with a small letter."""
 _OFF = re.compile(
-    rf"\b(?:disabl\w+|without|(?:turn|switch)\w* off) (?:the )?\W{{0,2}}(?P<what>{'|'.join(_FEATURES)})\b",
+    rf"\b(?:disabl\w+|without|(?:turn|switch)\w* off) (?:the )?\W{{0,2}}"
+    rf"(?P<what>{'|'.join(_FEATURES)})\b",
     re.IGNORECASE,
 )
 

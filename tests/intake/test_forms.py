@@ -48,6 +48,21 @@ FORMS = {
         ),
         ("vllm serve a/b --seed 1 $MORE", "no value of the variable MORE was read", "'$MORE'"),
     ],
+    "what check refuses": [
+        (
+            "export PYTHONHASHSEED=0\nvllm serve a/b --seed 0",
+            "--seed 0;GAP: left out: PYTHONHASHSEED=0, which is not known as a variable of vLLM",
+            "remove it",
+        ),
+        (
+            "docker run -e X_Y=7 vllm/vllm-openai:v0.24.0 --model a/b",
+            "GAP: left out: X_Y=7, which is not known",
+            "remove it",
+        ),
+        ("export MODEL=a/b1\nvllm serve $MODEL --seed 0", "serve a/b1", "left out"),
+        ("vllm serve a/b --swap-space 8", "but older ones may define it: check refuses", "leave"),
+        ("vllm serve a/b --disable-log-requests", "but older ones may define it", "write --no"),
+    ],
     "values that a shell computes": [
         (
             "vllm serve a/b --max-model-len $((32*1024))",
@@ -573,6 +588,11 @@ PROSE = {
         ("It dies. I disable our cache, all right.", "read: “I disable our cache, all right", ""),
     ],
     "ranges and numbers": [
+        (
+            "The system prompt has 6k tokens and is shared.",
+            "read: “The system prompt has 6k tokens",
+            "6000",
+        ),
         ("60 requests in flight, between 2k and 9k tokens.", "[2000, 9000];spread=True", ""),
         ("Calls of 1,000-15,000 tokens.", "spread=True;GAP: the number of requests", ""),
         ("50 users, prompts from 1k ~ 3k tokens.", "[1000, 3000];spread=True", ""),
