@@ -299,7 +299,7 @@ _SYMPTOMS = (
     (
         "errs",
         re.compile(
-            r"(?i)gibberish|garbage|garbled|wrong (?:\w+ )?(?:output|token|answer|result|log-?prob"
+            r"(?i)gibberish|garbage|garbled|(?<!no )(?<!not )(?<!without )(?<!never )\bnans?\b|wrong (?:\w+ )?(?:output|token|answer|result|log-?prob"
             r"|score|embedding|text|value)|incorrect|repeat(?:s|ed|ing) token|!!!!"
             r"|\b(?:outputs?|answers?|results?|responses?|tokens|scores?|logprobs|embeddings?)\b"
             r"[^.\n]{0,60}\b(?:is|are|was|were|become)"

@@ -215,7 +215,8 @@ def find_requests(
         return dumped
     if embeds := re.search(
         r"POST /v1/embeddings\b[^\n]{0,40}|[^\n]{0,90}\bembeddings? (?:requests?|endpoint)"
-        r"|[\"'][^\s\"']{0,80}/v1/embeddings[\"']",
+        r"|[\"'][^\s\"']{0,80}/v1/embeddings[\"']|\b[Cc]reate_?[Ee]mbeddings?\([^\n]{0,60}"
+        r"|\bembeddings\.create\([^\n]{0,60}",
         "\n".join(line for block in blocks for line in block.lines),
     ):
         return [Asked(0, 0, shortened(embeds[0], 300), "/v1/embeddings", {"input": "hello"})]

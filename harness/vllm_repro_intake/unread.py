@@ -75,7 +75,12 @@ _COLLECTED = re.compile(
     r"|(?m:^(?:PyTorch version|GCC version|Is CUDA available|CPU family"
     r"|Is debug build|NIC Legend|Vulnerability \w+|\[pip3\]|\[conda\])\b)"
 )
-_ENTRY = re.compile(r"[\w() #/\[\]*.-]{1,60}[:=\t]|\[(?:pip3|conda)\]|\s*(?:GPU|NIC|CPU)\d")
+_ENTRY = re.compile(
+    r"(?!\W*(?:VLLM|NCCL|CUDA|LMCACHE|FLASHINFER|HF|NIXL|OMP|PYTORCH|RAY|TORCH|TRITON|UCX)_"
+    r"(?!USAGE_SOURCE|VERSION|HOME|PATH|NVML_BASED|MODULE_LOADING|CUDA_ARCH_LIST)[A-Z0-9_]+=)"
+    r"(?:[\w() #/\[\]*.-]{1,60}[:=\t]|\[(?:pip3|conda)\]|\s*(?:GPU|NIC|CPU)\d)"
+)
+"""A line of `collect_env`, except variables that may steer vLLM and that it does not set itself."""
 _OF_A_BODY = re.compile(
     r"[\"']?\b(?:model|stream)[\"']?\s?[:=]\s?(?:[\"']|[Tt]rue|[Ff]alse)"
     r"|^\s*\w+\s*=\s*[\[(]?[rf]?[\"']{1,3}[^\"'\n]* "
@@ -93,7 +98,7 @@ _LINK = re.compile(
 )
 SENDS = re.compile(
     r"(?:^|[\s;&|(`])curl\s+(?!.*/(?:metrics|health|models)\b).*(?:/|\\$)"
-    r"|\.(?:create|post|generate|chat|encode)\((?!\w*\))"
+    r"|\.(?:[Cc]reate(?:[A-Z]\w+)?|post|generate|chat|encode)\((?!\w*\))"
 )
 """A line that sends a request."""
 _FLAG = re.compile(r"(?a)(?<![\w-])--(?!data|header|request\b|json\b|location\b)[a-z][\w-]+")
@@ -167,7 +172,7 @@ _TELLS = re.compile(
     r"|(?<!-)(?:dis|en)abl(?:e[ds]?|ing)|(?:turn|switch)(?:ed|ing)? o(?:n|ff)"
     r"|restart\w*|normally|(?<!-)serve[sd](?!-)"
     r"|pass(?:es|ed)?|accepted|depends? on|required|needed"
-    r"|wrong|incorrect|garbage|gibberish|it starts|reproduc(?:es|ible)"
+    r"|wrong|incorrect|garbage|gibberish|NaNs?|it starts|reproduc(?:es|ible)"
     r"|(?:is|are|was|were) (?:right|correct)"
     r"|(?:does|did|do)(?: not|n't) (?:\w+ )?(?:segfault|happen|occur|reproduce|crash|die|fail|hang)"
     r"|never happens"
@@ -196,6 +201,7 @@ _OPTION = re.compile(r"(?a)(?<![\w/.-])(?:--)?([a-z]+(?:[-_][a-z0-9]+)+)")
 """An option of the server in prose, with or without hyphens before it."""
 _REPEATED = re.compile(
     r"(?i)\b(?:twice|again)\b|\b(?:two|three|several|many|a (?:few|couple(?: of)?)) times\b"
+    r"|\b(?:one|two|three|half|some|most) (?:in|out of) (?:every )?(?:[a-z]+|\d+) of the\b"
     r"|\brepeatedly\b|\bevery (?:\w+ ){0,2}(?:day|hours?|minutes?|night|request|seconds?|time)\b"
     r"|\b(?:abort(?:s|ed|ing)?|cancel\w*|disconnect\w*)\b"
     r"|\b(?:clos|drop)\w+ (?:\w+ ){0,3}(?:connections?|streams?|sockets?|tabs?)\b"

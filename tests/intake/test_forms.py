@@ -63,6 +63,14 @@ FORMS = {
         ("vllm serve a/b --swap-space 8", "but older ones may define it: check refuses", "leave"),
         ("vllm serve a/b --disable-log-requests", "but older ones may define it", "write --no"),
     ],
+    "variables of collect_env": [
+        (
+            "LD_LIBRARY_PATH=/x\nVLLM_A=1\nNCCL_CUMEM_ENABLE=0\nCUDA_VERSION=12.8\nGCC: 13"
+            "\n```\n```\nvllm serve a/b1 --seed 1",
+            "a/b1;--seed 1;not read: “VLLM_A=1 ⏎ NCCL_CUMEM_ENABLE=0”",
+            "12.8",
+        ),
+    ],
     "values that a shell computes": [
         (
             "vllm serve a/b --max-model-len $((32*1024))",
@@ -563,6 +571,17 @@ PROSE = {
         ("The scores are wrong.", "errs);GAP: only a failed request counts as wrong", "dies)"),
         ("It gives wrong prompt embeddings.", "errs);output=checks(…) compares", "dies)"),
         ("Some calls return HTTP 500.", "errs)", "GAP: only"),
+        (
+            "One in ten of the vectors is NaN. Two out of three of the calls have it.",
+            "errs);text: “One in ten of the vectors is NaN.”;read: “Two out of three",
+            "dies)",
+        ),
+        ("It dies. There is no NaN.", "dies)", "errs)"),
+        (
+            "```\nresp, err := c.CreateEmbeddings(ctx, openai.EmbeddingRequest{Input: inputs})\n```",
+            'its body was not read: “CreateEmbeddings(;path="/v1/embeddings"',
+            "chat(",
+        ),
     ],
     "second conditions": [
         ("It dies. TP=8 with `--enforce-eager` works.", "GAP: tried", "lives"),
