@@ -77,6 +77,7 @@ _IDS = re.compile(
     r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
 )
 _FAILED = re.compile(r"\b500\b|Internal Server Error")
+_LINE_OF_FILE = re.compile(r"\bFile \"([^\"\n]+)\", line \d+, in ([\w<>.]+)")
 _NAMED_FUNCTION = re.compile(r"\b[\w/]+\.py:(?:\d+:)?([A-Za-z_]\w+)\b")
 _SENSES = {True: "also has the bug", False: "works, or is older", None: "also named"}
 _SIZES = {
@@ -106,6 +107,7 @@ _SHAPE = {
     "max_position": "max_position_embeddings",
 }
 """Arguments of `Model`, with the names of config.json."""
+_NEWER = re.compile(r"(not defined in any release .*?): .*")
 _REFUSED = re.compile(
     r"--(?:(?:tensor|pipeline|data|prefill-context|decode-context)-parallel-size|quantization"
     r"|kv-cache-dtype|attention-backend|enable-expert-parallel|all2all-backend|moe-backend)"
@@ -268,9 +270,8 @@ def _put_command(
             made.guess(f"left out: {flag.name}, which holds a secret", "")
         elif mistakes := flag_mistakes([flag]):
             # What to write in its place holds for newer releases, not for the reported one.
-            older = r"\1, but older ones may define it: check refuses it"
-            mistake = re.sub(r"(not defined in any release .*?): .*", older, mistakes[0])
-            made.guess(f"left out: {mistake}", words)
+            why = _NEWER.sub(r"\1, but older ones may define it: check refuses it", mistakes[0])
+            made.guess(f"left out: {why}", words)
         elif base not in KNOWN and not flag.values and any(name.startswith(base) for name in KNOWN):
             made.guess(
                 "left out, as its line seems to be cut off: compare all flags with the text",
@@ -281,24 +282,25 @@ def _put_command(
                 made.guess(f"{flag.name} is in none of the releases known here", words)
             elif known_flags is not None and not {base, f"--no-{base[2:]}"} & {*known_flags}:
                 made.guess(f"{flag.name} is not a flag of this release", words)
-            for name in _UNSET.findall(flag.text or ""):
-                made.gap(f"no value of {name} was read")
             for file in _FILE.findall(words):
                 made.gap(f"{file} is on the reporter's machine: name a file of yours")
             if re.search(r"\[(?:host|address)\]", words):
                 made.gap(f"{flag.name} names a machine of the reporter: name one of yours")
             kept.append(flag)
-    for name in _UNSET.findall(command.model_argument or ""):
-        made.gap(f"no value of {name} was read")
     # `export MODEL=a/b`, and then `vllm serve $MODEL`
-    values = {command.model_argument, *(flag.text for flag in kept)}
+    values = [command.model_argument or "", *(flag.text or "" for flag in kept)]
+    for name in (name for value in values for name in _UNSET.findall(value)):
+        made.gap(f"no value of {name} was read")
     for setting in command.env:
         for mistake in variable_mistakes([setting]):
             if steers_vllm(setting[0]):
                 made.guess(f"left out: {mistake.partition(': remove')[0]}", "=".join(setting))
     for name, value in (*command.env, *(command.container.env if command.container else ())):
-        in_command = value in values and not name.startswith("PYTHON")
-        if not (steers_vllm(name) or is_secret_name(name) or in_command):
+        if not (
+            steers_vllm(name)
+            or is_secret_name(name)
+            or (value in values and not name.startswith("PYTHON"))
+        ):
             made.gap(f"left out: {name}={value}, which is not known as a variable of vLLM")
         if re.search(r"\[(?:host|address|user)\]", value):
             made.gap(f"{name} names a place of the reporter: name one of yours")
@@ -307,8 +309,8 @@ def _put_command(
     if box is not None:
         if "[" in box.image:
             made.gap("the image is of a private registry: --image names another one")
-        kinds = {name: steers_vllm(name) or is_secret_name(name) for name, _ in box.env}
-        box = replace(box, env=tuple(variable for variable in box.env if kinds[variable[0]]))
+        kept_env = (pair for pair in box.env if steers_vllm(pair[0]) or is_secret_name(pair[0]))
+        box = replace(box, env=tuple(kept_env))
     command = replace(command, flags=tuple(kept), env=tuple(settings), container=box)
     made.put("command", command_text(rendered(command)))
     return command
@@ -602,7 +604,11 @@ _OF_REPORT = re.compile(
 def _put_signature(made: Draft, facts: Facts) -> None:
     """Add the signature of the engine's death, from the text's traceback, if the engine dies."""
     diagnosis, phase = facts.diagnosis, facts.phase
-    if _symptom(facts) != "dies":
+    if (symptom := _symptom(facts)) != "dies":
+        if diagnosis.exception:
+            places = [diagnosis.exception, *(frame.function for frame in diagnosis.frames[-1:])]
+            what = f"{' in '.join(places)}: {diagnosis.message}"
+            made.gap(f"not in this file, as the reported arm {symptom}: the exception {what}")
         return
     if diagnosis.root is None:
         texts = (_EXCEPTION.search("\n".join(block.lines)) for block in facts.blocks)
@@ -620,6 +626,9 @@ def _put_signature(made: Draft, facts: Facts) -> None:
     if message != whole:
         made.guess("the message is cut before what may be words of the report", whole, ())
     frames = _frames([(frame.file, frame.function) for frame in diagnosis.frames])
+    lines = "\n".join(line for block in facts.blocks for line in block.lines)
+    if not frames and (frames := _frames(_LINE_OF_FILE.findall(lines))):
+        made.guess("the frames are those of all lines of files in the text: compare them", "")
     if not frames and (frames := tuple(dict.fromkeys(_NAMED_FUNCTION.findall(message)))):
         made.guess("no frames were read; this function is from the message", shortened(message))
     if not frames:

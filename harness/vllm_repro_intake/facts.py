@@ -299,7 +299,8 @@ _SYMPTOMS = (
     (
         "errs",
         re.compile(
-            r"(?i)gibberish|garbage|garbled|(?<!no )(?<!not )(?<!without )(?<!never )\bnans?\b|wrong (?:\w+ )?(?:output|token|answer|result|log-?prob"
+            r"(?i)gibberish|garbage|garbled|(?<!no )(?<!not )(?<!without )(?<!never )\bnans?\b"
+            r"|wrong (?:\w+ )?(?:output|token|answer|result|log-?prob"
             r"|score|embedding|text|value)|incorrect|repeat(?:s|ed|ing) token|!!!!"
             r"|\b(?:outputs?|answers?|results?|responses?|tokens|scores?|logprobs|embeddings?)\b"
             r"[^.\n]{0,60}\b(?:is|are|was|were|become)"
@@ -362,8 +363,14 @@ _AT_BOOT = re.compile(
 )
 """A death at boot, in a sentence."""
 _REQUEST = re.compile(
-    r"\b(?:requests?|prompts?|chat completion|prefill|curl|inference|generat\w+)\b", re.IGNORECASE
+    r"\b(?:requests?|prompts?|chat completion|prefill|curl|inference|generat\w+|preempt\w*|endpoint"
+    r"|concurren\w+|VUs|users|files at a time|under (?:load|[\w-]*perf|bench\w*|locust|k6)"
+    r"|every (?:second|third|fourth|fifth|\d+\w\w) (?:run|time|call))\b"
+    r"|\b(?:after|within) (?:\w+ ){0,2}\d[\d–-]* ?(?:s|sec\w*|min\w*|h|hours?)\b"
+    r"(?!.*(?:boot|start|load|compil|init))",
+    re.IGNORECASE,
 )
+"""Words of a sentence on a server that has booted."""
 
 
 def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
@@ -466,7 +473,7 @@ def _phase(title: str, requests: Sequence[Asked], sentences: Sequence[str]) -> P
     """Return the phase of the death that the words suggest: boot, request, or None."""
     if not requests and (_BOOT.search(title) or any(map(_AT_BOOT.search, sentences))):
         return Phase.BOOT
-    return Phase.REQUEST if requests or any(map(_REQUEST.search, sentences)) else None
+    return Phase.REQUEST if requests or any(map(_REQUEST.search, [title, *sentences])) else None
 
 
 def _title(text: str) -> str:
@@ -599,12 +606,13 @@ def _is_of_other_product(match: re.Match[str]) -> bool:
     """
     if (image := match.groupdict().get("image")) is not None:
         return not re.fullmatch(r"(?:\S*/)?vllm/|[^/]*[.:\]][^/]*/(?!lmcache)\S*|", image)
-    before = match.string[: match.start("version")]
-    named = re.match(r"(?i)\.? (?:of|from) (?!pip|uv|v?llm)", match.string[match.end("version") :])
+    before, after = match.string[: match.start("version")], match.string[match.end("version") :]
+    named = re.match(r"(?i)\.? (?:of|from) (?!pip|uv|v?llm)", after)
     if named and _PRODUCT.match(match.string, match.end("version") + named.end()):
         return True
-    nightly = _NIGHTLY.search(before) or re.match(r"(?i)[ -]nightl", match.string[match.end() :])
-    if nightly and re.fullmatch(r"[\d.]+", match["version"]):
+    if match["version"].replace(".", "").isdecimal() and (
+        _NIGHTLY.search(before) or re.match(r"(?i)[ -]nightl", after)
+    ):
         return True
     line = re.split(r"[\n,;,；。、]", before)[-1]
     if tag := re.search(r"(?a)(?P<image>[\w./\[\]-]*\w)[:@]v?$", line):
@@ -614,10 +622,10 @@ def _is_of_other_product(match: re.Match[str]) -> bool:
     if named := re.search(r"(?im)^\W*name\W+([\w.-]+).*\n.*\Z", before):
         return named[1] != "vllm"
     products = [*_PRODUCT.finditer(line)]
-    if _OF_SOURCE.search(before):
-        return False
     if not products or re.search(r"(?i)vllm[_-]v?$", line):
-        return bool(re.search(r"(?i)\b(?:image|tag)\b\W*(?:(?:is|was|version)\b)?\W*v?$", line))
+        return bool(
+            re.search(r"(?i)\b(?:image|tag)\b\W*(?:(?:is|was|version)\b)?\W*v?$", line)
+        ) and (_OF_SOURCE.search(before) is None)
     return not products[-1]["ours"] and not re.search(
         r"(?i) (?:on|in|at|since|with) ", line[products[-1].end() :]
     )

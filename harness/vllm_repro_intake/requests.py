@@ -290,10 +290,12 @@ def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[
                 bases = {*re.findall(r"\bbase_url\s*=\s*f?[\"'](https?://[^\"'/]+)/", text)}
                 route = f"/v1/{match['what'].replace('.', '/')}"
                 yield (f"{bases.pop()}{route}" if len(bases) == 1 else route), body, False
-    if block.code and text.lstrip().startswith("{"):
+    alone = re.fullmatch(r"\s*(?P<post>POST /[^{]*)?(?P<body>\{[\s\S]*)", text)
+    if block.code and alone:
         with contextlib.suppress(ValueError, RecursionError):
-            body = json.loads(text, strict=False)
-            named = re.search(r"/((?:chat/)?completions|embeddings|responses)\b", block.above)
+            body = json.loads(alone["body"], strict=False)
+            above = alone["post"] or block.above
+            named = re.search(r"/((?:chat/)?completions|embeddings|responses)\b", above)
             route = "chat/completions" if body.get("messages") else "completions"
             if body.get("messages") or body.get("prompt") or (named and body.get("input")):
                 yield f"/v1/{named[1] if named else route}", body, False

@@ -28,7 +28,10 @@ _LOG = re.compile(
     r"|^\W*(?:\(\w[^)]*pid=\d+\)|\[rank\d|[A-Z]\d{4} \d\d:|Traceback \(|File \"|\^|[\w.]+(?:Error"
     r"|Exception)(?:: |$))|SchedulerOutput\(|non-default args"
 )
-_MARKER = re.compile(r"^\s*(?:[-*+•◦]|\(?\d{1,2}[.)])\s+")
+_MARKER = re.compile(
+    r"^\s*(?:[-*+•◦]|\(?\d{1,2}[.)])\s+|^`[\w.]+(?:Error|Exception)\b[^`]*`[\s,.:;]*(?=\w|\*\*)"
+)
+"""The mark of an item, or an exception before the words of a sentence."""
 _MODEL = re.compile(
     r"(?<![\w/.-])[A-Za-z][\w.-]+/(?=[\w.-]*[A-Z])(?=[\w.-]*\d)[\w.-]*\w(?![\w/])"
     r"|(?<![\w/.:-])[\w.-]+(?:/[\w.-]+)+(?<!\.py):v?\d[\w.-]*\w"
@@ -82,7 +85,7 @@ _ENTRY = re.compile(
 )
 """A line of `collect_env`, except variables that may steer vLLM and that it does not set itself."""
 _OF_A_BODY = re.compile(
-    r"[\"']?\b(?:model|stream)[\"']?\s?[:=]\s?(?:[\"']|[Tt]rue|[Ff]alse)"
+    r"[\"']?\b(?:model|stream|role|content|messages)[\"']?\s?[:=]\s?(?:[\"'`\[]|[Tt]rue|[Ff]alse)"
     r"|^\s*\w+\s*=\s*[\[(]?[rf]?[\"']{1,3}[^\"'\n]* "
 )
 """A line of a request's body, or the text of a prompt."""
@@ -163,7 +166,8 @@ _PAUSE = re.compile(
 )
 """A pause, a call by which a client leaves or an engine changes, or a comment on a result."""
 _TELLS = re.compile(
-    r"(?i)\b(?:work(?:s|ed|around)|ok|okay|fine|finish(?:es|ed)|surviv\w+|remov(?:e|ing)|dropping"
+    r"(?i)\b(?:(?:expected|actual)(?=(?: \w+)?[:：])"
+    r"|work(?:s|ed|around)|ok|okay|fine|finish(?:es|ed)|surviv\w+|remov(?:e|ing)|dropping"
     r"|(?:no|not|never|still|without) (?:a )?(?:crash\w*|dead|die[sd]?|hang\w*|trigger\w*)"
     r"|all good|succeed(?:s|ed)?|runs?(?: (?:fine|well|ok|through|stable))?(?=[.,!;)]|$)"
     r"|(?:un|not )set(?:ting)? (?=\W?[A-Z]+_)|delet(?:e[ds]?|ing)|roll(?:ed|ing)? back"
@@ -202,6 +206,8 @@ _OPTION = re.compile(r"(?a)(?<![\w/.-])(?:--)?([a-z]+(?:[-_][a-z0-9]+)+)")
 _REPEATED = re.compile(
     r"(?i)\b(?:twice|again)\b|\b(?:two|three|several|many|a (?:few|couple(?: of)?)) times\b"
     r"|\b(?:one|two|three|half|some|most) (?:in|out of) (?:every )?(?:[a-z]+|\d+) of the\b"
+    r"|\bone (?:after (?:the |an)other|by one)\b|\bof them\b"
+    r"|\bsequential\w*|\bin a loop\b|\bno concurrency\b"
     r"|\brepeatedly\b|\bevery (?:\w+ ){0,2}(?:day|hours?|minutes?|night|request|seconds?|time)\b"
     r"|\b(?:abort(?:s|ed|ing)?|cancel\w*|disconnect\w*)\b"
     r"|\b(?:clos|drop)\w+ (?:\w+ ){0,3}(?:connections?|streams?|sockets?|tabs?)\b"

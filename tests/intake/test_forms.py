@@ -33,6 +33,7 @@ services:
 ```
 """
 COLUMNS = "| | 0.24.0 | 0.25.0 |\n|---|---|---|\n| 4 | ok | ok |\n| 9 | ok | crash |"
+DEATH = "(EngineCore_DP0 pid=9) ERROR 02-11 12:13:14 [core.py:941] KeyError: 'x'"
 BENCH = f"{SERVE}\n\n```\nvllm bench serve --random-input-len 96"
 FORMS = {
     "variables of a shell": [
@@ -65,9 +66,9 @@ FORMS = {
     ],
     "variables of collect_env": [
         (
-            "LD_LIBRARY_PATH=/x\nVLLM_A=1\nNCCL_CUMEM_ENABLE=0\nCUDA_VERSION=12.8\nGCC: 13"
-            "\n```\n```\nvllm serve a/b1 --seed 1",
-            "a/b1;--seed 1;not read: “VLLM_A=1 ⏎ NCCL_CUMEM_ENABLE=0”",
+            "LD_LIBRARY_PATH=/x\nVLLM_A=1\nNCCL_CUMEM_ENABLE=0\nCUDA_VERSION=12.8\n```\n```\n"
+            + RUN,
+            "not read: “VLLM_A=1 ⏎ NCCL_CUMEM_ENABLE=0”",
             "12.8",
         ),
     ],
@@ -578,7 +579,7 @@ PROSE = {
         ),
         ("It dies. There is no NaN.", "dies)", "errs)"),
         (
-            "```\nresp, err := c.CreateEmbeddings(ctx, openai.EmbeddingRequest{Input: inputs})\n```",
+            "```\nresp, err := c.CreateEmbeddings(ctx, openai.Request{Input: inputs})\n```",
             'its body was not read: “CreateEmbeddings(;path="/v1/embeddings"',
             "chat(",
         ),
@@ -605,6 +606,76 @@ PROSE = {
             )
         ),
         ("It dies. I disable our cache, all right.", "read: “I disable our cache, all right", ""),
+    ],
+    "when it dies": [
+        *(
+            (
+                f"{CODE.format(DEATH)}\n\n{text}",
+                "guess from the words of the text: request",
+                "when the",
+            )
+            for text in (
+                "It is not on boot but on the first preemption!",
+                "After 2-3 minutes:",
+                "It is at 24 users.",
+                "It happens every third run.",
+            )
+        ),
+        (CODE.format(DEATH), "GAP: when the engine dies was not read", "guess from the words"),
+        (
+            f"{CODE.format(DEATH)}\n\nAfter 2 minutes of loading weights.",
+            "GAP: when the engine dies was not read",
+            "guess from the words",
+        ),
+    ],
+    "exceptions apart from their lines": [
+        (
+            CODE.format(DEATH + '\n  File "vllm/v1/x.py", line 7, in get_finished'),
+            'the frames are those of all lines of files;frames=["get_finished"]',
+            "no frames",
+        ),
+        (
+            (
+                'HTTP 500:\n\n```\nTraceback (most recent call last):\n  File "vllm/x.py", line 7,'
+                " in f\n    g()\nTypeError: bad\n```"
+            ),
+            "not in this file, as the reported arm errs: the exception TypeError in f: bad",
+            "signature",
+        ),
+    ],
+    "expected and answered": [
+        ("It dies.\n\nExpected: the text of before.", "read: “Expected: the text of before", ""),
+        ("It dies.\n\nActual result: some other text.", "read: “Actual result: some other", ""),
+        *(
+            (f"It dies.\n\n{text}", f"GAP: not read: “{quoted}”", "")
+            for text, quoted in (
+                ("> Does num_spec 1 work?\n\nYes.", "> Does num_spec 1 work? Yes."),
+                ("Does num_spec 1 work?\nNo.", "Does num_spec 1 work? No."),
+                ("**a**: num_spec 1?\n**b**: works", "**a**: num_spec 1? **b**: works"),
+                ("`XError: bad` **a**: num_spec 1?\nb: yes", "**a**: num_spec 1? b: yes"),
+            )
+        ),
+    ],
+    "requests below a header": [
+        (
+            (
+                "A (50 of them, one by one):\n\n```\nPOST /v1/completions\n{'prompt': [1, 2]}"
+                "\n```\n\nB:\n\n```\nPOST /v1/embeddings\nHost: x\n\n{'input': 'x'}\n```"
+            ).replace("'", '"'),
+            (
+                'path="/v1/completions", body={"prompt": [1, 2]};path="/v1/embeddings", body={'
+                '"input": "x"};not read: “A (50 of them, one by one):”'
+            ),
+            "chat(",
+        ),
+        (
+            (
+                "```\nconst a = await client.chat.completions.create({\n  messages: [\n    { role:"
+                ' "system", content: "Be kind." },\n  ],\n  n: 7,\n```'
+            ),
+            'messages: [ ⏎ { role: "system", content: "Be kind." }, … n: 7',
+            "",
+        ),
     ],
     "ranges and numbers": [
         (
