@@ -290,7 +290,7 @@ def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[
                 bases = {*re.findall(r"\bbase_url\s*=\s*f?[\"'](https?://[^\"'/]+)/", text)}
                 route = f"/v1/{match['what'].replace('.', '/')}"
                 yield (f"{bases.pop()}{route}" if len(bases) == 1 else route), body, False
-    alone = re.fullmatch(r"\s*(?P<post>POST /[^{]*)?(?P<body>\{[\s\S]*)", text)
+    alone = re.fullmatch(r"\s*(?P<post>POST \S[^{]*)?(?P<body>\{[\s\S]*)", text)
     if block.code and alone:
         with contextlib.suppress(ValueError, RecursionError):
             body = json.loads(alone["body"], strict=False)

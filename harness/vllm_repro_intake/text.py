@@ -67,7 +67,7 @@ _PHONE = re.compile(
 )
 _PROMPT = re.compile(r"(?m)(?<![\w.@-])[a-z_][\w.-]*@[\w.-]+(?=[ :][^\n\]$#%]{0,60}\]?[$#%] )")
 _ANSWERED = re.compile(
-    r"(?i)\?[ \t]*\n[\s>]*(?=(?:\*\*[^*\n]{1,40}\*\*:?[ \t]+|@?[\w-]{1,20}:[ \t]+)?"
+    r"(?i)\?\s[\s>]*(?=(?:\*\*[^*\n]{1,40}\*\*:?[ \t]+|@?[\w-]{1,20}:[ \t]+)?"
     r"(?:yes|yep|yeah|no|nope|not|never|still|works?|same|also|correct|it (?:is|does))\b)"
 )
 """The end of a question, before its answer: both are one statement."""

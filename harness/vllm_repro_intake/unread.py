@@ -207,6 +207,7 @@ _REPEATED = re.compile(
     r"(?i)\b(?:twice|again)\b|\b(?:two|three|several|many|a (?:few|couple(?: of)?)) times\b"
     r"|\b(?:one|two|three|half|some|most) (?:in|out of) (?:every )?(?:[a-z]+|\d+) of the\b"
     r"|\bone (?:after (?:the |an)other|by one)\b|\bof them\b"
+    r"|\?\s(?:\*\*[^*]+\*\*:?\s|@?[\w-]+:\s)?(?:yes|yep|yeah|no|nope|not|still|works?|same|also)\b"
     r"|\bsequential\w*|\bin a loop\b|\bno concurrency\b"
     r"|\brepeatedly\b|\bevery (?:\w+ ){0,2}(?:day|hours?|minutes?|night|request|seconds?|time)\b"
     r"|\b(?:abort(?:s|ed|ing)?|cancel\w*|disconnect\w*)\b"
@@ -285,7 +286,8 @@ def _parts(block: Block, blocks: Sequence[Block]) -> Iterator[tuple[str, bool]]:
         if other is block or (block.heading and other.heading == block.heading)
     )
     smi = block.code and _SMI.search("\n".join(block.lines))
-    frame = False
+    frame, of_form = False, not block.code and re.match(r"(?i)expected|actual", block.heading)
+    expected = f"{block.heading}: " if of_form else ""
     # Name and value of a variable in YAML belong together.
     lines = re.sub(r"(?<=\S)\n(?=[ \t]*value: *\S)", " ", "\n".join(block.lines)).split("\n")
     for raw in lines if block.code else tuple(statements([block])):
@@ -302,7 +304,7 @@ def _parts(block: Block, blocks: Sequence[Block]) -> Iterator[tuple[str, bool]]:
             if not skipped
             else ()
         ):
-            yield " ".join(piece.split()), block.code
+            yield expected + " ".join(piece.split()), block.code
 
 
 def _missing(

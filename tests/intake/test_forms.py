@@ -651,12 +651,25 @@ PROSE = {
             for text, quoted in (
                 ("> Does num_spec 1 work?\n\nYes.", "> Does num_spec 1 work? Yes."),
                 ("Does num_spec 1 work?\nNo.", "Does num_spec 1 work? No."),
+                (
+                    "Is it alike without it? No, not at all.",
+                    "Is it alike without it? No, not at all.",
+                ),
+                ("### Expected behavior\n\nAll alike.", "Expected behavior: All alike."),
                 ("**a**: num_spec 1?\n**b**: works", "**a**: num_spec 1? **b**: works"),
                 ("`XError: bad` **a**: num_spec 1?\nb: yes", "**a**: num_spec 1? b: yes"),
             )
         ),
     ],
     "requests below a header": [
+        (
+            (
+                f"```http\nPOST http://box:8000/v1/completions HTTP/1.1\nHost: box\n\n{BODY}\n```"
+                "\n\nAll of 20 runs."
+            ),
+            f'path="/v1/completions", body={BODY};not read: “All of 20 runs.”',
+            "chat(",
+        ),
         (
             (
                 "A (50 of them, one by one):\n\n```\nPOST /v1/completions\n{'prompt': [1, 2]}"
