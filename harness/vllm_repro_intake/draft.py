@@ -107,7 +107,6 @@ _SHAPE = {
     "max_position": "max_position_embeddings",
 }
 """Arguments of `Model`, with the names of config.json."""
-_NEWER = re.compile(r"(not defined in any release .*?): .*")
 _REFUSED = re.compile(
     r"--(?:(?:tensor|pipeline|data|prefill-context|decode-context)-parallel-size|quantization"
     r"|kv-cache-dtype|attention-backend|enable-expert-parallel|all2all-backend|moe-backend)"
@@ -270,7 +269,11 @@ def _put_command(
             made.guess(f"left out: {flag.name}, which holds a secret", "")
         elif mistakes := flag_mistakes([flag]):
             # What to write in its place holds for newer releases, not for the reported one.
-            why = _NEWER.sub(r"\1, but older ones may define it: check refuses it", mistakes[0])
+            why = re.sub(
+                r"(not defined in any release .*?): .*",
+                r"\1, but older ones may define it: check refuses it",
+                mistakes[0],
+            )
             made.guess(f"left out: {why}", words)
         elif base not in KNOWN and not flag.values and any(name.startswith(base) for name in KNOWN):
             made.guess(

@@ -152,7 +152,7 @@ _BARE_VERSION = re.compile(
 )
 _LAST_OF_RANGE = re.compile(
     rf"(?ai)(?<![\w.])v?0\.[1-9]\d?\.\d{{1,2}}{_PRE}"
-    rf" ?(?:~|～|-|–|—|/|\.\.+|,|&|to|through|and|or|until|至|到) ?{_RELEASE}"
+    rf" ?(?:~|～|-|–|—|/|\.\.+|,|&|to|through|and|or|until|至|到|→|[=-]+>) ?{_RELEASE}"
 )
 _SOURCE = re.compile(r"(?i)\b(?:install\w*|built|pulled|wheels?|image) from \S+ ")
 """Words after `from` that are no sign of an older release: "installed from PyPI"."""
@@ -191,6 +191,9 @@ OUTCOME = re.compile(
 )
 """What a release, or a GPU, does: it has the bug, or it has not."""
 _BAD = ("shows", "bad")
+_WORKS_NOT_ON = re.compile(
+    rf"(?i)(?<!not )(?<!longer )\b{_LACKS}\b[^;\n]{{0,60}}? not (?:in|on|with|since) v?$"
+)
 _END = re.compile(r"(?i)\n|[.;!?]\s|[。；]|,? (?:but|while|whereas|however)\b")
 _LIST = r"(?:(?:\s?(?:[,/&~～–—-]|and|or|to|through)\s?)+v?0\.\d+(?:\.\d+\w*)?)*"
 _BEFORE_NEXT = r"(?i)v?0\.\d[\w.]*\s?(?:,|and\b|or\b)"
@@ -611,7 +614,7 @@ def _is_of_other_product(match: re.Match[str]) -> bool:
     if named and _PRODUCT.match(match.string, match.end("version") + named.end()):
         return True
     if match["version"].replace(".", "").isdecimal() and (
-        _NIGHTLY.search(before) or re.match(r"(?i)[ -]nightl", after)
+        _NIGHTLY.search(before) or re.match(r"(?i)[ (-]{1,2}nightl", after)
     ):
         return True
     line = re.split(r"[\n,;,；。、]", before)[-1]
@@ -646,11 +649,18 @@ def _shows(match: re.Match[str]) -> tuple[bool | None, Used]:
         bad = max((each.lastgroup in _BAD for each in outcomes), default=None)
         return bad, (whole, (itself, *(each[0] for each in outcomes[:1])))
     outcome = _BESIDE.match(after)
-    if outcome is None and _OLDER.search(before) and not re.match(r" on(?:wards?)?\b|\+", after):
-        return False, (whole, (itself, *(each[0] for each in OUTCOME.finditer(before))))
+    if (
+        outcome is None
+        and (_OLDER.search(before) or re.match(r" ?(?:→|[=-]+>) ?v?0\.\d", after))
+        and not re.match(r" on(?:wards?)?\b|\+", after)
+    ):
+        return _WORKS_NOT_ON.search(match.string[:at]) is not None, (
+            whole,
+            (itself, *(each[0] for each in OUTCOME.finditer(before))),
+        )
     if outcome is None and (labels := [*OUTCOME.finditer(before)]):
         between = re.sub(_BEFORE_NEXT, "", before[labels[-1].end() :])
-        outcome = None if re.search(r"--|=|[,、]| and ", between) else labels[-1]
+        outcome = None if re.search(r"--|=|[,、]| and |^\s*/", between) else labels[-1]
     if outcome is None:
         outcome = OUTCOME.search(after)
         if outcome is None or _UNDER.search(after[: outcome.start()]):
