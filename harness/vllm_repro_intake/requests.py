@@ -156,7 +156,8 @@ _ELSEWHERE = re.compile(r"github|huggingface|pypi|pytorch|nvidia\.com")
 _MOST_LINES = 80
 _MOST_EQUAL = 3
 _MORE_THAN = re.compile(
-    r"(?:\b(?:more|longer|larger|greater|bigger) than|\bexceed\w*|\b(?:over|above|beyond)|>)\s?$",
+    r"(?:(?<!no )(?<!not )\b(?:more|longer|larger|greater|bigger) than"
+    r"|\bexceed\w*|\b(?:over|above|beyond)|>)\s?$",
     re.IGNORECASE,
 )
 _CLOSE = 0.06

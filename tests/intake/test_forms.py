@@ -612,6 +612,9 @@ PROSE = {
         ),
         ("It dies. I disable our cache, all right.", "read: “I disable our cache, all right", ""),
     ],
+    "variables of collect_env without a fence": [
+        ("LD_LIBRARY_PATH=/x\nVLLM_A=1\nPATH=/y", "read: “LD_LIBRARY_PATH=/x VLLM_A=1 PATH=/y", ""),
+    ],
     "when it dies": [
         *(
             (
@@ -705,6 +708,7 @@ PROSE = {
         ("Calls of 1,000-15,000 tokens.", "spread=True;GAP: the number of requests", ""),
         ("50 users, prompts from 1k ~ 3k tokens.", "[1000, 3000];spread=True", ""),
         ("More than 50 users, prompts from 1k ~ 3k tokens.", "at_once(51, prompt=[1000, 30", ""),
+        ("No more than 50 users, prompts from 1k ~ 3k tokens.", "at_once(50, prompt=[1000", ""),
         ("At least 50 users, prompts from 1k ~ 3k tokens.", "at_once(50, prompt=[1000, 30", ""),
         ("4096 input tokens, 256 output tokens.", "prompt=4096, max_tokens=256", ""),
         ("并发数37，重启45次。", "37;45", ""),
