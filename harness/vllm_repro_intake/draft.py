@@ -605,7 +605,10 @@ _OF_REPORT = re.compile(
 
 
 def _put_signature(made: Draft, facts: Facts) -> None:
-    """Add the signature of the engine's death, from the text's traceback, if the engine dies."""
+    """Add the signature of the engine's death, from the text's traceback, if the engine dies.
+
+    If it does not, a gap quotes the exception of the text.
+    """
     diagnosis, phase = facts.diagnosis, facts.phase
     if (symptom := _symptom(facts)) != "dies":
         if diagnosis.exception:

@@ -253,8 +253,9 @@ def _elsewhere(
 def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Yield (URL, body, sent at the same time as the one before) of each POST in a block.
 
-    They are those of curl and of Python clients, and a block that is only a body in JSON. The key
-    "" of a body lists its arguments that are no literals. names: values of Python's variables.
+    They are those of curl and of Python clients, and a block that is only a body in JSON, perhaps
+    below its `POST` line. The key "" of a body lists its arguments that are no literals. names:
+    values of Python's variables.
     """
     background = False
     for text, words, times in _curls(block.lines):
