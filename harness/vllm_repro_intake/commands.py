@@ -98,7 +98,7 @@ _GOES_ON = re.compile(
 )
 _NOTE = re.compile(r"(\\)[ \t]+#.*$")
 _INLINE = re.compile(r"`+([^`\n]{8,})`+")
-_CALL = re.compile(r"(?<![\w.])(?:vllm\.)?(?:LLM|EngineArgs|AsyncEngineArgs)\(")
+_CALL = re.compile(r"(?<![\w.])(?:vllm\.)?(LLM|EngineArgs|AsyncEngineArgs)\(")
 _LOGGED = re.compile(r"non-default args: (?=\{)")
 _DOCUMENT = re.compile(r"(?m)^[ \t]*(?:- |\[|[\w.-]+:(?: |$))")
 _DEFAULT = re.compile(r"\$\{\w+:?-([^}]*)\}")  # compose reads ${NAME:-value} so
@@ -740,11 +740,10 @@ def _python(block: Block, names: Mapping[str, Any]) -> Iterator[ReportedCommand]
         r"\bos\.environ(?:\.setdefault\(|\[)[\"'](\w+)[\"'](?:\]\s*=|,)\s*[\"']([^\"'\n]*)[\"']",
         text,
     )
+    how = f"Python call of {' or '.join(dict.fromkeys(_CALL.findall(text)))}"
     for arguments, unread in calls(text, _CALL, names):
         if arguments:
-            yield from _of_arguments(
-                arguments, "Python call of vllm.LLM", block.above, unread, settings
-            )
+            yield from _of_arguments(arguments, how, block.above, unread, settings)
 
 
 def _logged(block: Block) -> Iterator[ReportedCommand]:

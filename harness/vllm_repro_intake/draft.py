@@ -1,7 +1,7 @@
 """A draft scenario file from the facts of a text.
 
 Every text becomes a literal, every guess a comment that quotes the words it is from, and everything
-that the text does not state a comment that begins with GAP.
+that was not read of the text a comment that begins with GAP.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ _IDS = re.compile(
     r"\b[\w-]*(?:chatcmpl|cmpl)-[\w-]+|\b[0-9a-f]{8}(?:-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
 )
 _FAILED = re.compile(r"\b500\b|Internal Server Error")
+_LINE_OF_FILE = re.compile(r"\bFile \"([^\"\n]+)\", line \d+, in ([\w<>.]+)")
 _NAMED_FUNCTION = re.compile(r"\b[\w/]+\.py:(?:\d+:)?([A-Za-z_]\w+)\b")
 _SENSES = {True: "also has the bug", False: "works, or is older", None: "also named"}
 _SIZES = {
@@ -122,19 +123,19 @@ _MOST_WORDS = 6
 
 @dataclass
 class Draft:
-    """A draft of a scenario file, with what the text does not state and what to confirm."""
+    """A draft of a scenario file, with what was not read of the text and what to confirm."""
 
     # id of the scenario: the file's name with hyphens
     id: str
     # the one to try
     release: str = ""
     text: str = ""
-    # what the text does not state
+    # what was not read of the text
     gaps: list[str] = field(default_factory=list)
     # what to confirm
     guesses: list[str] = field(default_factory=list)
     file: ScenarioWriter = field(default_factory=ScenarioWriter)
-    # values, comments, and numbers that stand for what is not stated
+    # values, comments, and numbers that stand for what was not read
     values: list[str] = field(default_factory=list)
     quoted: list[str] = field(default_factory=list)
     # parts of sentences, and the words of them that were read
@@ -142,7 +143,7 @@ class Draft:
     made_up: set[str] = field(default_factory=set)
 
     def gap(self, what: str) -> None:
-        """Add a GAP comment on something that the text does not state."""
+        """Add a GAP comment on something that was not read of the text."""
         self.gaps.append(what)
         self._comment(f"GAP: {what}")
 
@@ -193,7 +194,7 @@ def draft(
     if command is None:
         why = f": {facts.unread[0]}" if facts.unread else ""
         raise UsageError(
-            f"the text holds no vLLM command that can be read{why}",
+            f"no vLLM command was read from the text{why}",
             hint="paste the whole issue, with its `vllm serve …` or `docker run … IMAGE …` line",
         )
     made = Draft(name)
@@ -226,9 +227,9 @@ def draft(
         if facts.title or not title.startswith(part.partition("…")[0].rstrip(": ") or "…"):
             made.gap(f"not read: “{part}”")
     made.text = made.file.text(
-        f"{title.rstrip('.…')}.\n\nA draft by `vllm-repro intake`. GAP marks what the text does not"
-        " state, or what was not read of it.\nEvery other comment is a guess or a note: confirm it"
-        " or correct it, and remove the comment.\n"
+        f"{title.rstrip('.…')}.\n\nA draft by `vllm-repro intake`. GAP marks what was not read of"
+        " the text.\nEvery other comment is a guess or a note: confirm it or correct it, and remove"
+        " the comment.\n"
     )
     return made
 
@@ -246,7 +247,7 @@ def _put_command(
         made.guess(f"the command is from {how}", facts.commands[0].words, ())
     for argument in facts.commands[0].unread if facts.commands else ():
         made.gap(
-            f"the variable {argument[1:]} has no stated value: left out"
+            f"no value of the variable {argument[1:]} was read: left out"
             if argument.startswith("$")
             else f"the value of {argument!r} in that call is not a literal"
         )
@@ -254,7 +255,7 @@ def _put_command(
         facts.commands[1]
     ):
         made.gap(
-            "the text holds several commands, and nothing shows which one has the bug: this is the"
+            "the text holds several commands, and which one has the bug was not read: this is the"
             " first"
         )
     for other in facts.commands[1:4]:
@@ -267,8 +268,13 @@ def _put_command(
         if is_secret_name(flag.name):
             made.guess(f"left out: {flag.name}, which holds a secret", "")
         elif mistakes := flag_mistakes([flag]):
-            # what to write in its place is for a command that is written by hand
-            made.guess(f"left out: {mistakes[0].removesuffix(': leave it out')}", words)
+            # What to write in its place holds for newer releases, not for the reported one.
+            why = re.sub(
+                r"(not defined in any release .*?): .*",
+                r"\1, but older ones may define it: check refuses it",
+                mistakes[0],
+            )
+            made.guess(f"left out: {why}", words)
         elif base not in KNOWN and not flag.values and any(name.startswith(base) for name in KNOWN):
             made.guess(
                 "left out, as its line seems to be cut off: compare all flags with the text",
@@ -279,19 +285,26 @@ def _put_command(
                 made.guess(f"{flag.name} is in none of the releases known here", words)
             elif known_flags is not None and not {base, f"--no-{base[2:]}"} & {*known_flags}:
                 made.guess(f"{flag.name} is not a flag of this release", words)
-            for name in _UNSET.findall(flag.text or ""):
-                made.gap(f"no value of {name} was read")
             for file in _FILE.findall(words):
                 made.gap(f"{file} is on the reporter's machine: name a file of yours")
             if re.search(r"\[(?:host|address)\]", words):
                 made.gap(f"{flag.name} names a machine of the reporter: name one of yours")
             kept.append(flag)
-    for name in _UNSET.findall(command.model_argument or ""):
+    # `export MODEL=a/b`, and then `vllm serve $MODEL`
+    values = [command.model_argument or "", *(flag.text or "" for flag in kept)]
+    for name in (name for value in values for name in _UNSET.findall(value)):
         made.gap(f"no value of {name} was read")
     for setting in command.env:
         for mistake in variable_mistakes([setting]):
-            made.guess(f"left out: {mistake}", "=".join(setting))
+            if steers_vllm(setting[0]):
+                made.guess(f"left out: {mistake.partition(': remove')[0]}", "=".join(setting))
     for name, value in (*command.env, *(command.container.env if command.container else ())):
+        if not (
+            steers_vllm(name)
+            or is_secret_name(name)
+            or (value in values and not name.startswith("PYTHON"))
+        ):
+            made.gap(f"left out: {name}={value}, which is not known as a variable of vLLM")
         if re.search(r"\[(?:host|address|user)\]", value):
             made.gap(f"{name} names a place of the reporter: name one of yours")
     settings = (setting for setting in command.env if not variable_mistakes([setting]))
@@ -299,10 +312,8 @@ def _put_command(
     if box is not None:
         if "[" in box.image:
             made.gap("the image is of a private registry: --image names another one")
-        kinds = {name: steers_vllm(name) or is_secret_name(name) for name, _ in box.env}
-        for name in (name for name, needed in kinds.items() if not needed):
-            made.guess(f"left out: {name} is not a variable of vLLM or its libraries", "")
-        box = replace(box, env=tuple(variable for variable in box.env if kinds[variable[0]]))
+        kept_env = (pair for pair in box.env if steers_vllm(pair[0]) or is_secret_name(pair[0]))
+        box = replace(box, env=tuple(kept_env))
     command = replace(command, flags=tuple(kept), env=tuple(settings), container=box)
     made.put("command", command_text(rendered(command)))
     return command
@@ -569,8 +580,7 @@ def _put_workload(made: Draft, facts: Facts, command: ServeCommand) -> None:
         made.put("trigger", made.file.call("chunked_prefill", chunks=2))
         return
     made.gap(
-        "the boundary of the bug is not stated: until you name a condition, a quiet run is no"
-        " evidence"
+        "no boundary of the bug was read: until you name a condition, a quiet run is no evidence"
     )
     made.put("trigger", made.file.call("unstated"))
 
@@ -595,16 +605,23 @@ _OF_REPORT = re.compile(
 
 
 def _put_signature(made: Draft, facts: Facts) -> None:
-    """Add the signature of the engine's death, from the text's traceback, if the engine dies."""
+    """Add the signature of the engine's death, from the text's traceback, if the engine dies.
+
+    If it does not, a gap quotes the exception of the text.
+    """
     diagnosis, phase = facts.diagnosis, facts.phase
-    if _symptom(facts) != "dies":
+    if (symptom := _symptom(facts)) != "dies":
+        if diagnosis.exception:
+            places = [diagnosis.exception, *(frame.function for frame in diagnosis.frames[-1:])]
+            what = f"{' in '.join(places)}: {diagnosis.message}"
+            made.gap(f"not in this file, as the reported arm {symptom}: the exception {what}")
         return
     if diagnosis.root is None:
         texts = (_EXCEPTION.search("\n".join(block.lines)) for block in facts.blocks)
-        named = next((f", but names {match[0]}" for match in texts if match), "")
+        named = next((f", only {match[0]}" for match in texts if match), "")
         made.gap(
-            f"the text holds no traceback of the engine{named}: fill in the signature from the"
-            " report of a run"
+            f"no traceback of the engine was read{named}: fill in the signature from the report of"
+            " a run"
         )
         made.put("signature", made.file.call("unstated"))
         return
@@ -615,12 +632,13 @@ def _put_signature(made: Draft, facts: Facts) -> None:
     if message != whole:
         made.guess("the message is cut before what may be words of the report", whole, ())
     frames = _frames([(frame.file, frame.function) for frame in diagnosis.frames])
+    lines = "\n".join(line for block in facts.blocks for line in block.lines)
+    if not frames and (frames := _frames(_LINE_OF_FILE.findall(lines))):
+        made.guess("the frames are those of all lines of files in the text: compare them", "")
     if not frames and (frames := tuple(dict.fromkeys(_NAMED_FUNCTION.findall(message)))):
-        made.guess(
-            "the text shows no frames; this function is from the message", shortened(message)
-        )
+        made.guess("no frames were read; this function is from the message", shortened(message))
     if not frames:
-        made.gap("the text shows no frames: fill them in from the report of a run")
+        made.gap("no frames were read: fill them in from the report of a run")
         frames = ("unknown",)
     last = diagnosis.frames[-1].source if diagnosis.frames else ""
     signature = Signature(
@@ -636,9 +654,9 @@ def _put_signature(made: Draft, facts: Facts) -> None:
     ):
         made.gap("this signature does not match the text's own traceback: correct it")
     if phase is None:
-        made.gap("the text does not show when the engine dies")
+        made.gap("when the engine dies was not read")
     elif phase is Phase.IDLE:
-        made.guess("idle is a guess: no line of the log shows a request before the death", "")
+        made.guess("idle is a guess: no request before the death was read", "")
     elif diagnosis.phase is None or diagnosis.died is None:
         made.guess(f"the phase is a guess from the words of the text: {phase}", "")
     stated = {
@@ -708,7 +726,7 @@ def _put_arms(made: Draft, facts: Facts, command: ServeCommand) -> None:
             facts.symptom.used,
         )
     elif not facts.diagnosis.died:
-        made.gap(f"no sentence that was read says what the engine does: {symptom} stands for it")
+        made.gap(f"no statement on what the engine does was read: {symptom} stands for it")
     if symptom == "errs" and not _FAILED.search(facts.symptom.words):
         made.gap("only a failed request counts as wrong: output=checks(…) compares answers")
     arms = [made.file.call("arm", "reported", made.file.word(symptom))]

@@ -133,17 +133,26 @@ _VERSIONS = (
     ),
 )
 _RELEASE = rf"v?(?P<version>0\.[1-9]\d?\.\d{{1,2}}(?:{_PRE}|\.\d+)*)(?![\w.]*\d)"
+_FOR_A_DEVICE = re.compile(r"(?i)\+(?:cu\d+|rocm[\d.]*|cpu|xpu)(?![\w.]*\w)")
+"""The end of a release's name that names what it is built for."""
+_OF_SOURCE = re.compile(
+    r"(?i)\bv?llm\W+(?:(?:is|was|built|compiled|installed) )*(?:from|of) (?:source|git)\b"
+    r"[^\w\n]{0,3}\btag v?$"
+)
+_NIGHTLY = re.compile(
+    r"(?i)\b(?:nightly|main)[ (:]{1,3}(?:(?:build|image|wheel|of|for)[ (:]{1,3})*v?$"
+)
 _TITLE_VERSION = re.compile(rf"(?a)(?<![\w.])(?:v(?=0)|(?<=\bto )|(?<=[:(\]] )){_RELEASE}")
 _BARE_VERSION = re.compile(
     rf"(?ai)(?:(?<![\w.])(?:\b(?:to|on|in|with|is|at|since|version|versión|versione"
-    rf"|версия|release|and|run|running|use|using) "
+    rf"|версия|release|tag|and|run|running|use|using) "
     rf"|[:(：（] ?|\A|(?<=[\n。])|(?<=[.!?;,] )|(?<=\bv))"
     rf"|\b(?:vllm|version|versión|versione|версия|release|build)\b[\"'`* ]*"
     rf"[:=|：][\"'`* ]*){_RELEASE}"
 )
 _LAST_OF_RANGE = re.compile(
     rf"(?ai)(?<![\w.])v?0\.[1-9]\d?\.\d{{1,2}}{_PRE}"
-    rf" ?(?:~|～|-|–|—|/|\.\.+|,|&|to|through|and|or|until|至|到) ?{_RELEASE}"
+    rf" ?(?:~|～|-|–|—|/|\.\.+|,|&|to|through|and|or|until|至|到|→|[=-]+>) ?{_RELEASE}"
 )
 _SOURCE = re.compile(r"(?i)\b(?:install\w*|built|pulled|wheels?|image) from \S+ ")
 """Words after `from` that are no sign of an older release: "installed from PyPI"."""
@@ -182,6 +191,9 @@ OUTCOME = re.compile(
 )
 """What a release, or a GPU, does: it has the bug, or it has not."""
 _BAD = ("shows", "bad")
+_WORKS_NOT_ON = re.compile(
+    rf"(?i)(?<!not )(?<!longer )\b{_LACKS}\b[^;\n]{{0,60}}? not (?:in|on|with|since) v?$"
+)
 _END = re.compile(r"(?i)\n|[.;!?]\s|[。；]|,? (?:but|while|whereas|however)\b")
 _LIST = r"(?:(?:\s?(?:[,/&~～–—-]|and|or|to|through)\s?)+v?0\.\d+(?:\.\d+\w*)?)*"
 _BEFORE_NEXT = r"(?i)v?0\.\d[\w.]*\s?(?:,|and\b|or\b)"
@@ -189,7 +201,7 @@ _BESIDE = re.compile(
     r"(?i)(?:[\s|:：()*`=→>+–—-]"
     r"|\b(?:is|was|are|were|ha[sd]|have|both|all|still|also|it|do(?:es)?|did)\b)*"
     rf"(?:{OUTCOME.pattern})"
-    r"(?!\W{1,3}(?:(?:in|on|with|since|from) )?v?0\.\d)"
+    r"(?![\s:：(=*`]{1,3}(?:(?:in|on|with|since|from) )?v?0\.\d)"
 )
 """An outcome beside a release: `0.21.0 (good)`, `| 0.21.0 | ok |`. A label of the next is none."""
 _UNDER = re.compile(r"(?i)--|\d\.\d|\b(?:with(?:out)?|if|when|unless|using|on|and|before|than)\b|=")
@@ -290,7 +302,8 @@ _SYMPTOMS = (
     (
         "errs",
         re.compile(
-            r"(?i)gibberish|garbage|garbled|wrong (?:\w+ )?(?:output|token|answer|result|log-?prob"
+            r"(?i)gibberish|garbage|garbled|(?<!no )(?<!not )(?<!without )(?<!never )\bnans?\b"
+            r"|wrong (?:\w+ )?(?:output|token|answer|result|log-?prob"
             r"|score|embedding|text|value)|incorrect|repeat(?:s|ed|ing) token|!!!!"
             r"|\b(?:outputs?|answers?|results?|responses?|tokens|scores?|logprobs|embeddings?)\b"
             r"[^.\n]{0,60}\b(?:is|are|was|were|become)"
@@ -353,8 +366,14 @@ _AT_BOOT = re.compile(
 )
 """A death at boot, in a sentence."""
 _REQUEST = re.compile(
-    r"\b(?:requests?|prompts?|chat completion|prefill|curl|inference|generat\w+)\b", re.IGNORECASE
+    r"\b(?:requests?|prompts?|chat completion|prefill|curl|inference|generat\w+|preempt\w*|endpoint"
+    r"|concurren\w+|VUs|users|files at a time|under (?:load|[\w-]*perf|bench\w*|locust|k6)"
+    r"|every (?:second|third|fourth|fifth|\d+\w\w) (?:run|time|call))\b"
+    r"|\b(?:after|within) (?:\w+ ){0,2}\d[\d–-]* ?(?:s|sec\w*|min\w*|h|hours?)\b"
+    r"(?!.*(?:boot|start|load|compil|init))",
+    re.IGNORECASE,
 )
+"""Words of a sentence on a server that has booted."""
 
 
 def read_facts(text: str, more: str = "", *, issue: str = "") -> Facts:
@@ -457,7 +476,7 @@ def _phase(title: str, requests: Sequence[Asked], sentences: Sequence[str]) -> P
     """Return the phase of the death that the words suggest: boot, request, or None."""
     if not requests and (_BOOT.search(title) or any(map(_AT_BOOT.search, sentences))):
         return Phase.BOOT
-    return Phase.REQUEST if requests or any(map(_REQUEST.search, sentences)) else None
+    return Phase.REQUEST if requests or any(map(_REQUEST.search, [title, *sentences])) else None
 
 
 def _title(text: str) -> str:
@@ -504,7 +523,7 @@ def _versions(text: str, diagnosis: Diagnosis, title: str = "") -> Iterator[Stat
 
     Those in which it works, or that were upgraded from, come last.
     """
-    logged = diagnosis.vllm_version or ""
+    logged = _FOR_A_DEVICE.sub("", diagnosis.vllm_version or "")
     # Another release, which only prose names, is found below.
     form = r"(?im)(?:LLM engine \(|vLLM \(|^\W*version |server version |\bvLLM Version *: *)v?"
     stated = [Stated(logged, "")] if logged and re.search(form + re.escape(logged), text) else []
@@ -556,36 +575,47 @@ def _stated(matches: Iterable[re.Match[str]], logged: str) -> Iterator[Stated]:
                 match.string[: match.end()][-60:].rpartition("\n")[2]
                 + re.split(r"\n|(?<=[.;!?])\s(?=[A-Z])", match.string[match.end() :][:60])[0]
             )
-            version = match["version"].rstrip(".").replace(" ", "")
+            version = _FOR_A_DEVICE.sub("", match["version"].rstrip(".").replace(" ", ""))
             has_it, used = _shows(match)
-            yield Stated(version, shortened(words) if version != logged else "", has_it, (used,))
+            # The row of a table's column is not in the text.
+            words = "" if version == logged or "\x1f" in words else shortened(words)
+            yield Stated(version, words, has_it, (used,))
 
 
 def _columns(text: str) -> str:
-    """Return `release: cell` lines of the tables whose head has releases."""
-    lines: list[str] = []
-    head: list[str] = []
+    r"""Return a row, after `\x1f`, of each column of the tables whose head has releases."""
+    columns: list[list[str]] = []
+    head: list[list[str]] = []
     for line in text.split("\n"):
         cells = [cell.strip(" *`") for cell in line.split("|")] if "|" in line else []
         if (
             sum(re.fullmatch(r"(?i)(?:vllm )?v?0\.\d+\.\d+\S*", cell) is not None for cell in cells)
             > 1
         ):
-            head = cells
+            head = [[name] for name in cells]
+            columns += head
         elif len(cells) == len(head):
-            lines += [f"{name}: {cell}" for name, cell in zip(head, cells, strict=True) if cell]
+            for column, cell in zip(head, cells, strict=True):
+                column.append(cell)
         else:
             head = []
-    return "\n".join(lines)
+    return "\n".join(f"\x1f| {' | '.join(dict.fromkeys(column))} |" for column in columns)
 
 
 def _is_of_other_product(match: re.Match[str]) -> bool:
-    """Return True if a release is that of a chart, an image or a package, and not of vLLM."""
+    """Return True if a release is that of a chart, an image or a package, and not of vLLM.
+
+    So is one that only names its nightly builds.
+    """
     if (image := match.groupdict().get("image")) is not None:
         return not re.fullmatch(r"(?:\S*/)?vllm/|[^/]*[.:\]][^/]*/(?!lmcache)\S*|", image)
-    before = match.string[: match.start("version")]
-    named = re.match(r"(?i)\.? (?:of|from) (?!pip|uv|v?llm)", match.string[match.end("version") :])
+    before, after = match.string[: match.start("version")], match.string[match.end("version") :]
+    named = re.match(r"(?i)\.? (?:of|from) (?!pip|uv|v?llm)", after)
     if named and _PRODUCT.match(match.string, match.end("version") + named.end()):
+        return True
+    if match["version"].replace(".", "").isdecimal() and (
+        _NIGHTLY.search(before) or re.match(r"(?i)[ (-]{1,2}nightl", after)
+    ):
         return True
     line = re.split(r"[\n,;,；。、]", before)[-1]
     if tag := re.search(r"(?a)(?P<image>[\w./\[\]-]*\w)[:@]v?$", line):
@@ -596,7 +626,9 @@ def _is_of_other_product(match: re.Match[str]) -> bool:
         return named[1] != "vllm"
     products = [*_PRODUCT.finditer(line)]
     if not products or re.search(r"(?i)vllm[_-]v?$", line):
-        return bool(re.search(r"(?i)\b(?:image|tag)\b\W*(?:(?:is|was|version)\b)?\W*v?$", line))
+        return bool(
+            re.search(r"(?i)\b(?:image|tag)\b\W*(?:(?:is|was|version)\b)?\W*v?$", line)
+        ) and (_OF_SOURCE.search(before) is None)
     return not products[-1]["ours"] and not re.search(
         r"(?i) (?:on|in|at|since|with) ", line[products[-1].end() :]
     )
@@ -617,11 +649,18 @@ def _shows(match: re.Match[str]) -> tuple[bool | None, Used]:
         bad = max((each.lastgroup in _BAD for each in outcomes), default=None)
         return bad, (whole, (itself, *(each[0] for each in outcomes[:1])))
     outcome = _BESIDE.match(after)
-    if outcome is None and _OLDER.search(before) and not re.match(r" on(?:wards?)?\b|\+", after):
-        return False, (whole, (itself, *(each[0] for each in OUTCOME.finditer(before))))
+    if (
+        outcome is None
+        and (_OLDER.search(before) or re.match(r" ?(?:→|[=-]+>) ?v?0\.\d", after))
+        and not re.match(r" on(?:wards?)?\b|\+", after)
+    ):
+        return _WORKS_NOT_ON.search(match.string[:at]) is not None, (
+            whole,
+            (itself, *(each[0] for each in OUTCOME.finditer(before))),
+        )
     if outcome is None and (labels := [*OUTCOME.finditer(before)]):
         between = re.sub(_BEFORE_NEXT, "", before[labels[-1].end() :])
-        outcome = None if re.search(r"--|=|[,、]| and ", between) else labels[-1]
+        outcome = None if re.search(r"--|=|[,、]| and |^\s*/", between) else labels[-1]
     if outcome is None:
         outcome = OUTCOME.search(after)
         if outcome is None or _UNDER.search(after[: outcome.start()]):

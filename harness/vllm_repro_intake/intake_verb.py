@@ -43,7 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_common(
         parser,
         example="vllm-repro intake issue.md -o scenarios/my_bug.py",
-        prints="the draft, what it guessed, and what the text does not state",
+        prints="the draft, what it guessed, and what was not read of the text",
     )
     parser.add_argument(
         "-o",

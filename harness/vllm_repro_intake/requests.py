@@ -109,7 +109,7 @@ _BENCHED = re.compile(
 )
 _NO_PROMPT = re.compile(
     r"cache|throughput|per second|/s\b|computed|scheduled|chunk|resum|remain|output|generat"
-    r"|window|budget|capacity|shared|max[ _-]",
+    r"|window|budget|capacity|shared|system|max[ _-]",
     re.IGNORECASE,
 )
 _ORDINALS = re.compile(
@@ -156,7 +156,8 @@ _ELSEWHERE = re.compile(r"github|huggingface|pypi|pytorch|nvidia\.com")
 _MOST_LINES = 80
 _MOST_EQUAL = 3
 _MORE_THAN = re.compile(
-    r"(?:\b(?:more|longer|larger|greater|bigger) than|\bexceed\w*|\b(?:over|above|beyond)|>)\s?$",
+    r"(?:(?<!no )(?<!not )\b(?:more|longer|larger|greater|bigger) than"
+    r"|\bexceed\w*|\b(?:over|above|beyond)|>)\s?$",
     re.IGNORECASE,
 )
 _CLOSE = 0.06
@@ -215,7 +216,8 @@ def find_requests(
         return dumped
     if embeds := re.search(
         r"POST /v1/embeddings\b[^\n]{0,40}|[^\n]{0,90}\bembeddings? (?:requests?|endpoint)"
-        r"|[\"'][^\s\"']{0,80}/v1/embeddings[\"']",
+        r"|[\"'][^\s\"']{0,80}/v1/embeddings[\"']|\b[Cc]reate_?[Ee]mbeddings?\([^\n]{0,60}"
+        r"|\bembeddings\.create\([^\n]{0,60}",
         "\n".join(line for block in blocks for line in block.lines),
     ):
         return [Asked(0, 0, shortened(embeds[0], 300), "/v1/embeddings", {"input": "hello"})]
@@ -251,8 +253,9 @@ def _elsewhere(
 def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
     """Yield (URL, body, sent at the same time as the one before) of each POST in a block.
 
-    They are those of curl and of Python clients, and a block that is only a body in JSON. The key
-    "" of a body lists its arguments that are no literals. names: values of Python's variables.
+    They are those of curl and of Python clients, and a block that is only a body in JSON, perhaps
+    below its `POST` line. The key "" of a body lists its arguments that are no literals. names:
+    values of Python's variables.
     """
     background = False
     for text, words, times in _curls(block.lines):
@@ -289,10 +292,12 @@ def _bodies(block: Block, names: Mapping[str, Any]) -> Iterator[tuple[str, dict[
                 bases = {*re.findall(r"\bbase_url\s*=\s*f?[\"'](https?://[^\"'/]+)/", text)}
                 route = f"/v1/{match['what'].replace('.', '/')}"
                 yield (f"{bases.pop()}{route}" if len(bases) == 1 else route), body, False
-    if block.code and text.lstrip().startswith("{"):
+    alone = re.fullmatch(r"\s*(?P<post>POST \S[^{]*)?(?P<body>\{[\s\S]*)", text)
+    if block.code and alone:
         with contextlib.suppress(ValueError, RecursionError):
-            body = json.loads(text, strict=False)
-            named = re.search(r"/((?:chat/)?completions|embeddings|responses)\b", block.above)
+            body = json.loads(alone["body"], strict=False)
+            above = alone["post"] or block.above
+            named = re.search(r"/((?:chat/)?completions|embeddings|responses)\b", above)
             route = "chat/completions" if body.get("messages") else "completions"
             if body.get("messages") or body.get("prompt") or (named and body.get("input")):
                 yield f"/v1/{named[1] if named else route}", body, False
@@ -565,6 +570,7 @@ def at_once(statement: str) -> int:
     """Return the number of requests that a statement sends at the same time; 0 if it has none."""
     match = _CONCURRENT.search(statement)
     count = int(next(filter(None, match.groups()))) if match else 0
+    count += bool(match and _MORE_THAN.search(statement[: match.start()]))
     return count if 1 < count <= _MOST_AT_ONCE else 0
 
 
@@ -587,7 +593,7 @@ def _of_prompt(statement: str, size: re.Match[str]) -> bool:
 
 # ── workarounds
 
-_THE_BUG = r"(?:(?:the |this )?(?:bug|crash|error|hang|issue|problem) )?"
+_THE_BUG = r"(?:(?:the |this )?(?:bug|crash|error|freeze|hang|issue|problem) )?"
 _FAILS = re.compile(
     r"\bsame (?:crash|error|issue|problem|failure)|\bstill"
     r" (?:crash|fail|happen|occur|die|hang|broken|present|reproduc|see|get)\w*"
@@ -609,13 +615,14 @@ _WORKS = re.compile(
     r" serves|\bprevents\b"
     r"|\bworkarounds? (?:is|are)\b|\bworkaround:|\bstable\b"
     r"|\b(?:is|was|are|were) always (?:right|correct|fine|ok)\b"
-    r"|\bno (?:more |longer |such )?(?:crash|hang|error|failure|issue|problem)\w*"
-    r"|\bnever (?:crash|happen|occur|reproduce|hang|die|fail)\w*"
+    r"|\bno (?:more |longer |such )?(?:crash|hang|freez|deadlock|error|failure|issue|problem)\w*"
+    r"|\b(?:never|not) (?:crash|happen|occur|reproduce|hang|die|fail|freez|deadlock|come[sd]?\b)\w*"
     rf"|\b(?:makes? )?{_THE_BUG}(?:go(?:es)? away|disappears?|(?:is|was) gone)\b"
     r"|\b(?:can(?:'t|not| not)|unable to|could(?:n't| not)) reproduce\b|\bnot reproducible\b"
     r"|\b(?:solve|cure)[sd]?\b|\bhelps\b"
-    r"|\b(?:does|did)(?:n't| not) (?:crash|happen|occur|reproduce|hang|die)|\b(?:runs?|is|was|are)"
-    r" (?:fine|ok(?:ay)?)\b"
+    r"|\b(?:does|did)(?:n't| not)"
+    r" (?:crash|happen|occur|reproduce|hang|die|freeze|deadlock|come|appear)"
+    r"|\b(?:runs?|is|was|are) (?:fine|ok(?:ay)?)\b"
     r"|(?:→|->|=>|:|\|) ?(?:fine|ok|good|right|correct|passed|✅)(?!\w)"
     r"|\bstarts? (?:normally|fine|up|again|ok(?:ay)?)\b"
     r"|\bstart normally\b|\bserves\b|\bpass(?:es|ed)\b|\baccepted\b|\bsurvive[sd]?\b"
@@ -624,7 +631,7 @@ _WORKS = re.compile(
 )
 _CRASHES = re.compile(
     r"(?i)(?<!not )(?<!n't )(?<!never )(?<!no )(?<!longer )(?<!without )"
-    r"\b(?:crash(?:es|ed)|hangs?|hung|dies|died|fails|failed|segfaults)\b"
+    r"\b(?:crash(?:es|ed)|hangs?|hung|dies|died|fails|failed|segfaults|freezes|froze)\b"
 )
 """A plain failure. It is no result of a workaround: the bug may need the flag."""
 _ARGUMENT = re.compile(r"(?a)(?<![\w.-])([a-z][a-z0-9_]*)\s?=\s?[\"']?([\w./-]*\w)[\"']?")
@@ -672,7 +679,8 @@ _CLAUSES = re.compile(r",\s+|;\s+|\bbut\b|\bwhile\b|\bwhereas\b")
 _NEXT = re.compile(r"(?<=[\w)`][.!?])\s+(?=[a-z])")
 """The end of a sentence, before one that begins with a small letter."""
 _OFF = re.compile(
-    rf"\b(?:disabl\w+|without|turn\w+ off) (?:the )?\W{{0,2}}(?P<what>{'|'.join(_FEATURES)})\b",
+    rf"\b(?:disabl\w+|without|(?:turn|switch)\w* off) (?:the )?\W{{0,2}}"
+    rf"(?P<what>{'|'.join(_FEATURES)})\b",
     re.IGNORECASE,
 )
 

@@ -66,6 +66,11 @@ _PHONE = re.compile(
     r"[+(]?\d[\d ()./-]{5,}\d(?: ext\.? ?\d+)?"
 )
 _PROMPT = re.compile(r"(?m)(?<![\w.@-])[a-z_][\w.-]*@[\w.-]+(?=[ :][^\n\]$#%]{0,60}\]?[$#%] )")
+_ANSWERED = re.compile(
+    r"(?i)\?\s[\s>]*(?=(?:\*\*[^*\n]{1,40}\*\*:?[ \t]+|@?[\w-]{1,20}:[ \t]+)?"
+    r"(?:yes|yep|yeah|no|nope|not|never|still|works?|same|also|correct|it (?:is|does))\b)"
+)
+"""The end of a question, before its answer: both are one statement."""
 LONGEST = 10_000
 """Longest command, call or line that is read, in characters.
 
@@ -114,7 +119,7 @@ def clean(text: str) -> str:
     if filled and sum(line.lstrip().startswith(">") for line in filled) * 2 > len(filled):
         lines = [re.sub(r"^(?:[ \t]*> ?)+", "", line) for line in lines]
     text = _PHONE.sub(r"\1[phone]", _SHARED.sub(_without_owner, "\n".join(lines)))
-    text = _HOST.sub("[host]", text)
+    text = _HOST.sub("[host]", _ANSWERED.sub("?\u00a0", text))
     return _PROMPT.sub("[user]@[host]", _SENT_TO.sub("[host]", text))
 
 

@@ -28,7 +28,10 @@ _LOG = re.compile(
     r"|^\W*(?:\(\w[^)]*pid=\d+\)|\[rank\d|[A-Z]\d{4} \d\d:|Traceback \(|File \"|\^|[\w.]+(?:Error"
     r"|Exception)(?:: |$))|SchedulerOutput\(|non-default args"
 )
-_MARKER = re.compile(r"^\s*(?:[-*+•◦]|\(?\d{1,2}[.)])\s+")
+_MARKER = re.compile(
+    r"^\s*(?:[-*+•◦]|\(?\d{1,2}[.)])\s+|^`[\w.]+(?:Error|Exception)\b[^`]*`[\s,.:;]*(?=\w|\*\*)"
+)
+"""The mark of an item, or an exception before the words of a sentence."""
 _MODEL = re.compile(
     r"(?<![\w/.-])[A-Za-z][\w.-]+/(?=[\w.-]*[A-Z])(?=[\w.-]*\d)[\w.-]*\w(?![\w/])"
     r"|(?<![\w/.:-])[\w.-]+(?:/[\w.-]+)+(?<!\.py):v?\d[\w.-]*\w"
@@ -75,9 +78,14 @@ _COLLECTED = re.compile(
     r"|(?m:^(?:PyTorch version|GCC version|Is CUDA available|CPU family"
     r"|Is debug build|NIC Legend|Vulnerability \w+|\[pip3\]|\[conda\])\b)"
 )
-_ENTRY = re.compile(r"[\w() #/\[\]*.-]{1,60}[:=\t]|\[(?:pip3|conda)\]|\s*(?:GPU|NIC|CPU)\d")
+_ENTRY = re.compile(
+    r"(?!(?:.*\s)?\W*(?:VLLM|NCCL|CUDA|LMCACHE|FLASHINFER|HF|NIXL|OMP|PYTORCH|RAY|TORCH|TRITON|UCX)_"
+    r"(?!USAGE_SOURCE|VERSION|HOME|PATH|NVML_BASED|MODULE_LOADING|CUDA_ARCH_LIST)[A-Z0-9_]+=)"
+    r"(?:[\w() #/\[\]*.-]{1,60}[:=\t]|\[(?:pip3|conda)\]|\s*(?:GPU|NIC|CPU)\d)"
+)
+"""A line of `collect_env`, except variables that may steer vLLM and that it does not set itself."""
 _OF_A_BODY = re.compile(
-    r"[\"']?\b(?:model|stream)[\"']?\s?[:=]\s?(?:[\"']|[Tt]rue|[Ff]alse)"
+    r"[\"']?\b(?:model|stream|role|content|messages)[\"']?\s?[:=]\s?(?:[\"'`\[]|[Tt]rue|[Ff]alse)"
     r"|^\s*\w+\s*=\s*[\[(]?[rf]?[\"']{1,3}[^\"'\n]* "
 )
 """A line of a request's body, or the text of a prompt."""
@@ -93,7 +101,7 @@ _LINK = re.compile(
 )
 SENDS = re.compile(
     r"(?:^|[\s;&|(`])curl\s+(?!.*/(?:metrics|health|models)\b).*(?:/|\\$)"
-    r"|\.(?:create|post|generate|chat|encode)\((?!\w*\))"
+    r"|\.(?:[Cc]reate(?:[A-Z]\w+)?|post|generate|chat|encode)\((?!\w*\))"
 )
 """A line that sends a request."""
 _FLAG = re.compile(r"(?a)(?<![\w-])--(?!data|header|request\b|json\b|location\b)[a-z][\w-]+")
@@ -158,15 +166,17 @@ _PAUSE = re.compile(
 )
 """A pause, a call by which a client leaves or an engine changes, or a comment on a result."""
 _TELLS = re.compile(
-    r"(?i)\b(?:work(?:s|ed|around)|ok|okay|fine|finish(?:es|ed)|surviv\w+|remov(?:e|ing)|dropping"
+    r"(?i)\b(?:(?:expected|actual)(?=(?: \w+)?[:：])"
+    r"|work(?:s|ed|around)|ok|okay|fine|finish(?:es|ed)|surviv\w+|remov(?:e|ing)|dropping"
     r"|(?:no|not|never|still|without) (?:a )?(?:crash\w*|dead|die[sd]?|hang\w*|trigger\w*)"
     r"|all good|succeed(?:s|ed)?|runs?(?: (?:fine|well|ok|through|stable))?(?=[.,!;)]|$)"
     r"|(?:un|not )set(?:ting)? (?=\W?[A-Z]+_)|delet(?:e[ds]?|ing)|roll(?:ed|ing)? back"
     r"|leaving out|alone|not affected|unaffected|only (?:if|when|with|in|on|for|happens|occurs)"
     r"|cures?|helps?|stops? it"
-    r"|(?:dis|en)abl(?:ed|ing)|turn(?:ed|ing) o(?:n|ff)|restart\w*|normally|(?<!-)serve[sd](?!-)"
+    r"|(?<!-)(?:dis|en)abl(?:e[ds]?|ing)|(?:turn|switch)(?:ed|ing)? o(?:n|ff)"
+    r"|restart\w*|normally|(?<!-)serve[sd](?!-)"
     r"|pass(?:es|ed)?|accepted|depends? on|required|needed"
-    r"|wrong|incorrect|garbage|gibberish|it starts|reproduc(?:es|ible)"
+    r"|wrong|incorrect|garbage|gibberish|NaNs?|it starts|reproduc(?:es|ible)"
     r"|(?:is|are|was|were) (?:right|correct)"
     r"|(?:does|did|do)(?: not|n't) (?:\w+ )?(?:segfault|happen|occur|reproduce|crash|die|fail|hang)"
     r"|never happens"
@@ -195,6 +205,10 @@ _OPTION = re.compile(r"(?a)(?<![\w/.-])(?:--)?([a-z]+(?:[-_][a-z0-9]+)+)")
 """An option of the server in prose, with or without hyphens before it."""
 _REPEATED = re.compile(
     r"(?i)\b(?:twice|again)\b|\b(?:two|three|several|many|a (?:few|couple(?: of)?)) times\b"
+    r"|\b(?:one|two|three|half|some|most) (?:in|out of) (?:every )?(?:[a-z]+|\d+) of the\b"
+    r"|\bone (?:after (?:the |an)other|by one)\b|\bof them\b"
+    r"|\?\s(?:\*\*[^*]+\*\*:?\s|@?[\w-]+:\s)?(?:yes|yep|yeah|no|nope|not|still|works?|same|also)\b"
+    r"|\bsequential\w*|\bin a loop\b|\bno concurrency\b"
     r"|\brepeatedly\b|\bevery (?:\w+ ){0,2}(?:day|hours?|minutes?|night|request|seconds?|time)\b"
     r"|\b(?:abort(?:s|ed|ing)?|cancel\w*|disconnect\w*)\b"
     r"|\b(?:clos|drop)\w+ (?:\w+ ){0,3}(?:connections?|streams?|sockets?|tabs?)\b"
@@ -272,7 +286,8 @@ def _parts(block: Block, blocks: Sequence[Block]) -> Iterator[tuple[str, bool]]:
         if other is block or (block.heading and other.heading == block.heading)
     )
     smi = block.code and _SMI.search("\n".join(block.lines))
-    frame = False
+    frame, of_form = False, not block.code and re.match(r"(?i)expected|actual", block.heading)
+    expected = f"{block.heading}: " if of_form else ""
     # Name and value of a variable in YAML belong together.
     lines = re.sub(r"(?<=\S)\n(?=[ \t]*value: *\S)", " ", "\n".join(block.lines)).split("\n")
     for raw in lines if block.code else tuple(statements([block])):
@@ -289,7 +304,7 @@ def _parts(block: Block, blocks: Sequence[Block]) -> Iterator[tuple[str, bool]]:
             if not skipped
             else ()
         ):
-            yield " ".join(piece.split()), block.code
+            yield expected + " ".join(piece.split()), block.code
 
 
 def _missing(

@@ -32,20 +32,45 @@ services:
     command: --model a/b1
 ```
 """
+COLUMNS = "| | 0.24.0 | 0.25.0 |\n|---|---|---|\n| 4 | ok | ok |\n| 9 | ok | crash |"
+DEATH = "(EngineCore_DP0 pid=9) ERROR 02-11 12:13:14 [core.py:941] KeyError: 'x'"
 BENCH = f"{SERVE}\n\n```\nvllm bench serve --random-input-len 96"
 FORMS = {
     "variables of a shell": [
         ('A="--seed 1"\nA="$A --enforce-eager"\nvllm serve a/b $A', "--seed 1;--enforce-eager", ""),
         ('A="--seed 1"\nA+=" -tp 2"\nvllm serve a/b ${A}', "--seed 1;-tp 2", ""),
         ('A=(\n  --seed 1\n  -tp 2\n)\nvllm serve a/b "${A[@]}"', "--seed 1;-tp 2", ""),
-        ("vllm serve a/b --port ${P:-8123}", "--port 8123", "GAP: the variable"),
+        ("vllm serve a/b --port ${P:-8123}", "--port 8123", "GAP: no value of"),
         ('vllm serve a/b --seed 1 "$@"', "--seed 1", "$@'"),
         (
             'A="--seed 1"\nif [ $1 = x ]; then\n  A="$A --headless"\nfi\nvllm serve a/b $A',
             "--seed 1;not read: “A=",
             "\n          --headless",
         ),
-        ("vllm serve a/b --seed 1 $MORE", "GAP: the variable MORE", "'$MORE'"),
+        ("vllm serve a/b --seed 1 $MORE", "no value of the variable MORE was read", "'$MORE'"),
+    ],
+    "what check refuses": [
+        (
+            "export PYTHONHASHSEED=0\nvllm serve a/b --seed 0",
+            "--seed 0;GAP: left out: PYTHONHASHSEED=0, which is not known as a variable of vLLM",
+            "remove it",
+        ),
+        (
+            "docker run -e X_Y=7 vllm/vllm-openai:v0.24.0 --model a/b",
+            "GAP: left out: X_Y=7, which is not known",
+            "remove it",
+        ),
+        ("export MODEL=a/b1\nvllm serve $MODEL --seed 0", "serve a/b1", "left out"),
+        ("vllm serve a/b --swap-space 8", "but older ones may define it: check refuses", "leave"),
+        ("vllm serve a/b --disable-log-requests", "but older ones may define it", "write --no"),
+    ],
+    "variables of collect_env": [
+        (
+            "LD_LIBRARY_PATH=/x\nVLLM_A=1\nNCCL_CUMEM_ENABLE=0\nCUDA_VERSION=12.8\n```\n```\n"
+            + RUN,
+            "not read: “VLLM_A=1 ⏎ NCCL_CUMEM_ENABLE=0”",
+            "12.8",
+        ),
     ],
     "values that a shell computes": [
         (
@@ -56,7 +81,7 @@ FORMS = {
         ("vllm serve a/b --max-model-len=$(( 2 * 512 ))", "--max-model-len=1024", ""),
         (
             "vllm serve a/b --max-model-len ${LEN} --seed 1",
-            "--seed 1;the variable LEN has no stated value: left out",
+            "--seed 1;no value of the variable LEN was read: left out",
             "\n          --max-model-len",
         ),
         ("vllm serve a/b --enable-prefix-caching false --seed 1", "--no-enable-prefix-caching", ""),
@@ -71,7 +96,7 @@ FORMS = {
         ),
         (
             "vllm serve a/b --max-model-len $(( N*2 )) --seed 1",
-            "--seed 1;variable N has no stated value: left out",
+            "--seed 1;variable N was read: left out",
             "\n          --max-model-len",
         ),
         ("vllm serve a/b --max-model-len 50", "prompt=25", "prompt=100"),
@@ -333,14 +358,34 @@ PROSE = {
         ("Name: xgrammar\nVersion: 0.1.17", "no release was read", "==0.1.17"),
         ("lmcache/vllm-openai:v0.3.9 has it", "no release was read", "==0.3.9"),
         ("vLLM 0.24.1 rc2", "==0.24.1rc2", ""),
+        ("vLLM 0.24.0 (nightly) dies.", "no release was read;vLLM 0.24.0 (nightly)", "==0.24.0"),
+        ("vLLM 0.24.0. 0.23.0 fine / 0.25.0 not", "==0.24.0;older: 0.23.0", "older: 0.25.0"),
         ("vLLM v0.24.0 ~ v0.27.1", "==0.24.0;0.27.1", ""),
         ("Regression from 0.24.0 to 0.25.0", "==0.25.0", "==0.24.0"),
         ("0.24.0 works.", "no release was read", "==0.24.0"),
+        *(
+            (f"{text}. It dies.", f"no release was read;{text}", "==0.24.0")
+            for text in (
+                "vLLM 0.24.0 nightly",
+                "It is a nightly build (0.24.0)",
+                "On main (0.24.0)",
+            )
+        ),
+        *(
+            (f"vLLM 0.24.0+{device} dies", '"==0.24.0"', "a build between")
+            for device in ("cu130", "rocm7.0", "cpu")
+        ),
+        ("It dies on main, 0.24.0 and 0.25.0.", "==0.24.0", "no release was read"),
+        ("vLLM 0.24.0+g1a2b3c4 dies", "==0.24.0+g1a2b3c4;is a build between", ""),
+        ("vLLM 0.24.0rc1.dev4+g1 dies, nightly 0.24.0", "==0.24.0rc1.dev4+g1", "the bug: 0.24.0"),
         ("vLLM 0.25.0, whereas 0.24.0 is fine", "==0.25.0", ""),
         ("vLLM 0.25.0 dies (works fine on v0.24.0).", "works, or is older: 0.24.0", ""),
         ("vllm-ascend 0.13.0rc1 dies", "no release was read", "==0.13.0"),
         ("The vllm-gaudi plugin 0.12.0 dies", "no release was read", "==0.12.0"),
         ("Installed from PyPI (vllm 0.24.0).", "==0.24.0", "works, or is older"),
+        ("vLLM built from source, tag v0.24.0, on a box", "==0.24.0", "no release was read"),
+        ("The vllm chart from git, tag v0.24.0, on a box", "no release was read", "==0.24.0"),
+        ("The chart's values, tag v0.24.0, on a box", "no release was read", "==0.24.0"),
         ("vllm installed from wheel 0.24.0", "==0.24.0", "works, or is older"),
         ("Run 0.25.0. Setting VLLM_A=1 helps.", "GAP: not read: “Setting VLLM_A=1 helps.”", ""),
     ],
@@ -354,6 +399,11 @@ PROSE = {
                 "I tested 0.22.2 (good), 0.23.0 (good) and 0.24.0 (bad).",
                 "- 0.23.0: works\n- 0.24.0: crashes\n- 0.24.1: crashes",
                 "0.23.0 – OK; 0.24.0 – crash",
+                "0.23.0 is fine, 0.24.0 breaks: its rerank endpoint returns 500",
+                "0.23.0 good / 0.24.0 bad",
+                "It works on 0.23.0 but not on 0.24.0.",
+                "Works in 0.23.0, and not in v0.24.0",
+                "0.23.0 → 0.24.0 is a regression.",
                 "Not affected: 0.22.2 and 0.23.0. Affected: 0.24.0 to 0.24.1.",
                 "| 0.23.0 | ok |\n| 0.24.0 | crash |",
                 "| 0.23.0 | ok | ok |\n| 0.24.0 | ok | crash |",
@@ -527,6 +577,17 @@ PROSE = {
         ("The scores are wrong.", "errs);GAP: only a failed request counts as wrong", "dies)"),
         ("It gives wrong prompt embeddings.", "errs);output=checks(…) compares", "dies)"),
         ("Some calls return HTTP 500.", "errs)", "GAP: only"),
+        (
+            "One in ten of the vectors is NaN. Two out of three of the calls have it.",
+            "errs);text: “One in ten of the vectors is NaN.”;read: “Two out of three",
+            "dies)",
+        ),
+        ("It dies. There is no NaN.", "dies)", "errs)"),
+        (
+            "```\nresp, err := c.CreateEmbeddings(ctx, openai.Request{Input: inputs})\n```",
+            'its body was not read: “CreateEmbeddings(;path="/v1/embeddings"',
+            "chat(",
+        ),
     ],
     "second conditions": [
         ("It dies. TP=8 with `--enforce-eager` works.", "GAP: tried", "lives"),
@@ -540,11 +601,115 @@ PROSE = {
         ("It dies. With --enforce-eager it starts normally.", "lives", "GAP: tried"),
         ("It dies. With --enforce-eager it passes.", "lives", "GAP: tried"),
         ("It dies. Never finishes with --enforce-eager.", "dies, with_flags", "lives"),
+        *(
+            (f"It freezes. {text}", "prefix-caching;lives, with_flags(;hangs)", "GAP: tried")
+            for text in (
+                "When I disable the prefix caching, freeze not comes.",
+                "When I disable prefix caching, it does not freeze.",
+                "If I turn off prefix caching the freeze is gone.",
+                "With prefix caching switched off and without prefix caching no freeze.",
+            )
+        ),
+        ("It dies. I disable our cache, all right.", "read: “I disable our cache, all right", ""),
+    ],
+    "variables of collect_env without a fence": [
+        ("LD_LIBRARY_PATH=/x\nVLLM_A=1\nPATH=/y", "read: “LD_LIBRARY_PATH=/x VLLM_A=1 PATH=/y", ""),
+    ],
+    "when it dies": [
+        *(
+            (
+                f"{CODE.format(DEATH)}\n\n{text}",
+                "guess from the words of the text: request",
+                "when the",
+            )
+            for text in (
+                "It is not on boot but on the first preemption!",
+                "After 2-3 minutes:",
+                "It is at 24 users.",
+                "It happens every third run.",
+            )
+        ),
+        (CODE.format(DEATH), "GAP: when the engine dies was not read", "guess from the words"),
+        (
+            f"{CODE.format(DEATH)}\n\nAfter 2 minutes of loading weights.",
+            "GAP: when the engine dies was not read",
+            "guess from the words",
+        ),
+    ],
+    "exceptions apart from their lines": [
+        (
+            CODE.format(DEATH + '\n  File "vllm/v1/x.py", line 7, in get_finished'),
+            'the frames are those of all lines of files;frames=["get_finished"]',
+            "no frames",
+        ),
+        (
+            (
+                'HTTP 500:\n\n```\nTraceback (most recent call last):\n  File "vllm/x.py", line 7,'
+                " in f\n    g()\nTypeError: bad\n```"
+            ),
+            "not in this file, as the reported arm errs: the exception TypeError in f: bad",
+            "signature",
+        ),
+    ],
+    "expected and answered": [
+        ("It dies.\n\nExpected: the text of before.", "read: “Expected: the text of before", ""),
+        ("It dies.\n\nActual result: some other text.", "read: “Actual result: some other", ""),
+        *(
+            (f"It dies.\n\n{text}", f"GAP: not read: “{quoted}”", "")
+            for text, quoted in (
+                ("> Does num_spec 1 work?\n\nYes.", "> Does num_spec 1 work? Yes."),
+                ("Does num_spec 1 work?\nNo.", "Does num_spec 1 work? No."),
+                (
+                    "Is it alike without it? No, not at all.",
+                    "Is it alike without it? No, not at all.",
+                ),
+                ("### Expected behavior\n\nAll alike.", "Expected behavior: All alike."),
+                ("**a**: num_spec 1?\n**b**: works", "**a**: num_spec 1? **b**: works"),
+                ("`XError: bad` **a**: num_spec 1?\nb: yes", "**a**: num_spec 1? b: yes"),
+            )
+        ),
+    ],
+    "requests below a header": [
+        (
+            (
+                f"```http\nPOST http://box:8000/v1/completions HTTP/1.1\nHost: box\n\n{BODY}\n```"
+                "\n\nAll of 20 runs."
+            ),
+            f'path="/v1/completions", body={BODY};not read: “All of 20 runs.”',
+            "chat(",
+        ),
+        (
+            (
+                "A (50 of them, one by one):\n\n```\nPOST /v1/completions\n{'prompt': [1, 2]}"
+                "\n```\n\nB:\n\n```\nPOST /v1/embeddings\nHost: x\n\n{'input': 'x'}\n```"
+            ).replace("'", '"'),
+            (
+                'path="/v1/completions", body={"prompt": [1, 2]};path="/v1/embeddings", body={'
+                '"input": "x"};not read: “A (50 of them, one by one):”'
+            ),
+            "chat(",
+        ),
+        (
+            (
+                "```\nconst a = await client.chat.completions.create({\n  messages: [\n    { role:"
+                ' "system", content: "Be kind." },\n  ],\n  n: 7,\n```'
+            ),
+            'messages: [ ⏎ { role: "system", content: "Be kind." }, … n: 7',
+            "",
+        ),
     ],
     "ranges and numbers": [
+        (
+            "The system prompt has 6k tokens and is shared.",
+            "read: “The system prompt has 6k tokens",
+            "6000",
+        ),
         ("60 requests in flight, between 2k and 9k tokens.", "[2000, 9000];spread=True", ""),
         ("Calls of 1,000-15,000 tokens.", "spread=True;GAP: the number of requests", ""),
         ("50 users, prompts from 1k ~ 3k tokens.", "[1000, 3000];spread=True", ""),
+        ("More than 50 users, prompts from 1k ~ 3k tokens.", "at_once(51, prompt=[1000, 30", ""),
+        ("No more than 50 users, prompts from 1k ~ 3k tokens.", "at_once(50, prompt=[1000", ""),
+        ("At least 50 users, prompts from 1k ~ 3k tokens.", "at_once(50, prompt=[1000, 30", ""),
         ("4096 input tokens, 256 output tokens.", "prompt=4096, max_tokens=256", ""),
         ("并发数37，重启45次。", "37;45", ""),
         (
@@ -692,6 +857,19 @@ WHOLE = [
         "\n          --seed 1",
     ),
     ("### It dies\n\n`vllm serve a/b1 --seed 1`", 'title="It dies"', ""),
+    *(
+        (
+            f"# [Bug]: 0.24.0 is fine, 0.25.0 breaks{rest}\n\n{SERVE}\n\n{COLUMNS}",
+            f"==0.25.0;works, or is older: 0.24.0: “0.24.0 is fine, 0.25.0 breaks{rest}”",
+            "0.25.0: ok",
+        )
+        for rest in ("", ": rerank returns 500")
+    ),
+    (
+        f"{SERVE}\n\n{COLUMNS}",
+        "==0.25.0;# works, or is older: 0.24.0\n;not read: “| 4 | ok | ok |”",
+        "has the bug",
+    ),
     # what a CPU refuses
     ("vllm serve a/b --tensor-parallel-size=2", 'without("-tp", why="a CPU refuses it")', ""),
     ("vllm serve a/b -dp 2 --seed 1", 'changes=[without("--data-parallel-size", why=', "-tp"),
@@ -779,7 +957,7 @@ WHOLE = [
     (f"{SERVE}\n\nDecode asserts, prefill keeps running.", "“Decode asserts, prefill keeps", ""),
     (f"{SERVE}\n\nA new server gives the right text.", "“A new server gives", ""),
     (f"{SERVE}\n\nEvery half hour the core stops.", "“Every half hour the core stops", ""),
-    (f"{SERVE}\n\nThis one dies at start-up.", "GAP: the text holds no traceback", ""),
+    (f"{SERVE}\n\nThis one dies at start-up.", "GAP: no traceback of the engine was read", ""),
     (f"{SERVE}\n\nThis one dies at start-up:\n\nValueError: bad dtype", 'phase="boot"', ""),
     # a loop over adapters, keys of a schema, and texts of prompts
     (
@@ -825,6 +1003,10 @@ WHOLE = [
     ),
     # guesses, and the trigger that follows from the sizes
     ('LLM(model="a/b", seed=os.getpid())', "the value of 'seed' in that call is not a", ""),
+    *(
+        (f'{name}(model="a/b", seed=1)', f"the command is from Python call of {name}: “", "")
+        for name in ("LLM", "EngineArgs", "AsyncEngineArgs")
+    ),
     (
         "vllm serve /models/x --enforce-eager\n\nModel: org/public",
         'the public model: “Model: org/public”;"org/public",',

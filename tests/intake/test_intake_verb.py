@@ -62,7 +62,7 @@ def test_what_is_not_stated_decides_nothing(
     made = path.read_text(encoding="utf-8")
     assert missing(made, "issue=unstated(),", "trigger=unstated(),", "vocab_size=unstated(),") == []
     done = harness("check", str(path))
-    assert (done.status, "gap: the boundary of the bug" in done.out) == (0, True)
+    assert (done.status, "gap: no boundary of the bug was read" in done.out) == (0, True)
     path.write_text(re.sub(r"(?m)^ *# GAP: .*\n", "", made), encoding="utf-8")
     assert harness("check", str(path)).err == "1 file, 0 problems, 8 gaps\n"
     done = harness("run", str(path), "--server", "rehearsal")
@@ -133,7 +133,7 @@ def test_json_holds_draft_gaps_and_guesses(
 
 def test_standard_input(harness: Harness) -> None:
     assert "--max-num-batched-tokens 4096" in harness("intake", "-", stdin=SERVE).out
-    assert_refused(harness("intake", "-"), "holds no vLLM command")
+    assert_refused(harness("intake", "-"), "no vLLM command was read")
 
 
 @pytest.mark.parametrize(

@@ -322,7 +322,7 @@ CUT_ARM = replace(
 @pytest.mark.parametrize(
     ("run", "text"),
     [
-        (with_refused_requests(), " eager: refused: 2 of 2 requests (400 x 2)."),
+        (with_refused_requests(), " eager: refused: 2 of 2 requests (400 x 2): too long."),
         (without_a_tested_boundary(), "Boundary not tested"),
         # the trial counts as interrupted, and the draft still has its crash
         (replace(DIED, arms=(CUT_ARM,)), CUT),
