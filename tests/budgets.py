@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 BUDGETS = {
     "harness/vllm_repro": 13_000,
     "harness": 29_810,
-    "tests": 19_734,
+    "tests": 19_735,
     "benchmarks": 1_425,
 }
 """Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500.
