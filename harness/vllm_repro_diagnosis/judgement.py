@@ -683,15 +683,25 @@ _LOST_PEER = "This rank lost its peer, and only the peer's log can show why"
 
 def _death_at_start(case: _Case) -> Diagnosis | None:
     """Judge an exception of the server program before an engine served; None without one."""
-    for raised in case.raised:
+    whole = [(raised, False) for raised in case.raised]
+    for raised, cut in (*whole, *((each, True) for each in reversed(case.raised))):
         # The interpreter prints an uncaught exception without a level, with the program's frames.
         by_function = starting(raised) and _in_vllm(raised)
         by_server = (_of_server(raised) and not case.paste) or raised.headline == UNCAUGHT
+        # the outer frames may be missing
+        by_server |= (
+            cut
+            and raised.process.startswith(API_SERVERS)
+            and not (case.life.ready or "run_asgi" in raised.functions)
+        )
         if raised.level or raised.of_side_thread or not (by_function or by_server):
             continue
         if _is_exit(raised):
             return None
-        last = Root(raised=raised.links[0] if raised.explicit else raised)
+        by_http = (
+            bare_name(raised.links[0].exception) == "HTTPError"
+        )  # of a library, which explains
+        last = Root(raised=raised.links[0] if raised.explicit and not by_http else raised)
         if "failed to be inspected" in last.message:
             last = _inspected(case, raised) or last
         elif "DP Coordinator process failed" in last.message:
@@ -939,6 +949,8 @@ def _killed_as_it_stopped(case: _Case) -> Diagnosis | None:
     if killed is None or not case.ordered or not _before(asked, killed.line) or _of_memory(killed):
         return None
     why = "The server was asked to stop, did not end in time, and was killed"
+    if _CRASHED.search(killed.text):
+        why = "The server was asked to stop, and a process of it crashed as it ended"
     return _lives(f"{why}: {killed.text}", Phase.SHUTDOWN)
 
 
@@ -1327,6 +1339,8 @@ def _in_engine(case: _Case, raised: Raised) -> bool:
     return Root(raised=raised).from_engine and raised.first_line > case.life.survived_until
 
 
+_CAPTURES = re.compile(r"\s*Capturing (?:CUDA )?graph", re.IGNORECASE)
+"""A progress bar of the warm-up, which has no prefix."""
 _NEXT = 2
 """Most lines from an answer's first line to the death of its engine."""
 
@@ -1360,6 +1374,8 @@ def _phase(case: _Case, diagnosis: Diagnosis) -> Phase | None:
     if life.offline and life.prompts_open:
         return Phase.REQUEST
     asked = life.open and diagnosis.died
+    if not life.ready and any(map(_CAPTURES.match, life.prose[-1:])):
+        return Phase.WARMUP
     if not life.ready and not asked:
         begun = life.booted or (life.booting and case.engine_missing is None)
         # EngineCore meets a fatal error once it has booted

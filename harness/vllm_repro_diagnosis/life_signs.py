@@ -230,6 +230,8 @@ _SURVIVED = 3
 _DOUBTFUL = 10_000
 """Most lines kept that the engine's answers may refute."""
 _TEXT = 300
+_PREVIOUS = re.compile(r"\b(?:kubectl|oc|k) .*\blogs? .*(?:--previous\b|-p\b)")
+"""A command that prints the log of the life that ended."""
 _NEAR = 10
 """Most lines from a report of an end to another that has its reason."""
 _REASON = re.compile(
@@ -312,6 +314,8 @@ class ServerLife:
         self._last_bare: float = 0
         # the line above asks whether a container was killed
         self._asked = False
+        # what the log below, which a command names as that of the life that ended, does not refute
+        self._of_end: set[AnySign] = set()
         self._answers: deque[float] = deque(maxlen=_SURVIVED)
 
     def __contains__(self, kind: AnySign) -> bool:
@@ -617,6 +621,8 @@ class ServerLife:
         # the answer of `docker inspect` to a template
         killed = self._asked and re.search(r"\btrue\b", text)
         text, self._asked = f"OOMKilled: {text}" if killed else text, "OOMKilled}}" in text
+        if _PREVIOUS.search(text):
+            self._of_end = {Meaning.KILLED, Meaning.ENDED}
         named = names_server(text)
         if named is False and self._of_server is None:  # `docker inspect` ends with the name
             self.first = {
@@ -659,7 +665,7 @@ class ServerLife:
     def _lives_at(self, number: float) -> None:
         """Note that the engine lives at this line; drop the signs that its answer refutes."""
         self._alive = number
-        for kind in _REFUTED:
+        for kind in _REFUTED - self._of_end:
             self.first.pop(kind, None)
 
     def _out_of_memory(self, pid: int, name: str, in_container: bool) -> AnySign | None:

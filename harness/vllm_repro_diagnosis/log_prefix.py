@@ -30,7 +30,7 @@ _TRACEBACK = re.compile(
 """The beginning of a line of a traceback, which has the prefix too if the log has nothing else."""
 _UVICORN = re.compile(_OWN + r"*(?:DEBUG|INFO|WARNING|ERROR|CRITICAL): {4,8}\S")
 _NO_PREFIX = re.compile(
-    r".*(?:pid=\d|\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b|\[rank\d|\{|[:.] $)"
+    r".*(?:pid=\d|\b(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL)\b|\[rank\d|\{|(?<!\])[:.] $)"
 )
 """A prefix of vLLM or of a logger, JSON, or a sentence before a traceback."""
 _STAMPED = re.compile(_OWN + "*" + _STAMP.pattern)
