@@ -163,7 +163,7 @@ def test_run_and_diagnose_agree_on_a_death_in_the_full_log(
         (ALIVE, "the process is gone, ended by signal 11; no log names the cause"),
         (
             ALIVE + "Aborted (core dumped)\n",
-            "It was killed, as another program reports: Aborted",
+            "It crashed, as another program reports: Aborted",
         ),
     ],
 )
