@@ -131,7 +131,7 @@ def test_a_rank_whose_node_does_not_fit_is_not_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        "vllm_repro.servers.rehearsal.RehearsalSite.cannot", lambda *_: "the card is too small"
+        "vllm_repro.servers.rehearsal.RehearsalSite.why_not", lambda *_: "the card is too small"
     )
     item = second_rank(tmp_path)
     assert item.rank is not None

@@ -185,7 +185,7 @@ class LabSite(Site):
     def why_not(self, arm: Arm) -> str:
         """Return why the lab cannot run `arm`, as a sentence; empty if it can.
 
-        Raises `InfraError` as `Site.cannot` does.
+        Raises `InfraError` as `Site.why_not` does.
         """
         if graph_mode(self._scenario.command_in_lab(arm)) == "PIECEWISE":
             return (
