@@ -146,7 +146,7 @@ _TITLE_VERSION = re.compile(rf"(?a)(?<![\w.])(?:v(?=0)|(?<=\bto )|(?<=[:(\]] )){
 _BARE_VERSION = re.compile(
     rf"(?ai)(?:(?<![\w.])(?:\b(?:to|on|in|with|is|at|since|version|versión|versione"
     rf"|версия|release|tag|and|run|running|use|using) "
-    rf"|[:(：（] ?|\A|(?<=[\n。])|(?<=[.!?;,] )|(?<=\bv))"
+    rf"|[:(：（] ?|\A|(?<=[\n。])|(?<=[.!?;,✅✔❌✗✘] )|(?<=\bv))"
     rf"|\b(?:vllm|version|versión|versione|версия|release|build)\b[\"'`* ]*"
     rf"[:=|：][\"'`* ]*){_RELEASE}"
 )

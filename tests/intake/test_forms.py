@@ -51,8 +51,8 @@ FORMS = {
     ],
     "what check refuses": [
         (
-            "export PYTHONHASHSEED=0\nvllm serve a/b --seed 0",
-            "--seed 0;GAP: left out: PYTHONHASHSEED=0, which is not known as a variable of vLLM",
+            "export PYTHONUNBUFFERED=1\nvllm serve a/b --seed 0",
+            "--seed 0;GAP: left out: PYTHONUNBUFFERED=1, which is not known as a variable of vLLM",
             "remove it",
         ),
         (
