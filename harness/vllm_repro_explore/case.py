@@ -32,7 +32,8 @@ class Request:
     salt: int = 0
     # name in the driver's `GRAMMARS`; empty for none
     grammar: str = ""
-    # one token in so many ends the answer; 0 for none
+    # one token in so many ends the answer; 0 for none; -N for answers of N tokens, over and over,
+    # that end as they repeat themselves (`repetition_detection`)
     eos: int = 0
     # it has stop token ids
     stops: bool = False

@@ -90,6 +90,7 @@ MIXES: dict[str, dict[str, float]] = {
         "least": 0.7,
         "draft": 0.3,
         "stats": 0.5,
+        "repeats": 0.3,
     },
     "chat": {**_CHAT, "draft": 0.2, "salt": 0.1},
     "chat-off": {**_CHAT, _OFFLOADING: 1},
@@ -132,9 +133,9 @@ MooncakeConnector instead of NixlConnector. crowd: most requests come in one ste
 of them; layers of two kinds. busy: up to thirty requests, many of them short, in a pool for one or
 two of the longest; layers of two kinds. urgent: short requests come while the longest one, which
 matters least, is in its prefill. same text: equal prompts have other images of the same sizes. cut:
-answers may end at the model's length. least: `min_tokens`. switch: prompts that go on
-with the blocks of another. chat: requests that continue an earlier
-prompt with its answer. chunks: offloaded chunks of several blocks.
+answers may end at the model's length. repeats: answers that repeat themselves, and end by that.
+least: `min_tokens`. switch: prompts that go on with the blocks of another. chat: requests that
+continue an earlier prompt with its answer. chunks: offloaded chunks of several blocks.
 """
 
 _LAYERS: tuple[tuple[str, ...], ...] = (
@@ -491,6 +492,8 @@ def _asks(drawn: _Seed, block: int, loras: bool) -> tuple[Request, ...]:
             eos=eos.choice((0, 4, 12)) if drawn.has("eos") else 0,
             stops=drawn.has("eos") and eos.random() < 0.2,
         )
+        if drawn.has("repeats") and not ask.grammar:
+            ask = replace(ask, eos=drawn.stream(f"repeats {number}").choice((0, -1, -2, -3)))
         if drawn.has("least") and ask.eos and not (ask.stops or ask.grammar or drawn.has("draft")):
             ask = replace(ask, least=drawn.stream(f"least {number}").randint(1, ask.answer))
         if drawn.has("switch"):

@@ -197,8 +197,7 @@ def _request(request: Request, follows: int) -> str:
         f"{number} of {tokens} tokens at {offset}" for offset, tokens, number in request.images
     )
     values = {
-        name: getattr(request, name)
-        for name in ("priority", "lora", "salt", "grammar", "eos", "least")
+        name: getattr(request, name) for name in ("priority", "lora", "salt", "grammar", "least")
     }
     parts = {
         f"{request.prompt}:{request.answer}": True,
@@ -208,6 +207,8 @@ def _request(request: Request, follows: int) -> str:
         f" after {request.after} steps": request.after,
         **{f", {name} {value}": value for name, value in values.items()},
         ", stop token ids": request.stops,
+        f", eos {request.eos}": request.eos > 0,
+        ", ends as it repeats itself": request.eos < 0,
         ", a prefill for another server": request.remote,
         f", from a prefill server{fails}": request.fetch,
         f", images: {images}": images,

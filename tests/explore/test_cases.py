@@ -55,6 +55,7 @@ CHANGED = {
     **{name: {name} for name in ("salt", "grammar", "threshold")},
     "lora": {"lora", "loras"},
     "eos": {"eos", "stops"},
+    "repeats": {"eos"},
     "abort": {"abort", "mid"},
     "reset": {"ops"},
     # a step and the pool have room for drafts
@@ -176,6 +177,22 @@ def reference() -> Any:
     from vllm_repro_explore.program.vllm_repro_driver import reference
 
     return reference
+
+
+@pytest.mark.parametrize(
+    ("answer", "least", "due"),
+    [
+        ([900, 2, 901], 0, 2),
+        ([900, 20, 901], 0, 2),
+        ([900, 901, 902, 901], 0, 0),
+        ([900, 901, 901, 901, 901], 0, 4),
+        ([900, 901, 901, 901, 901], 5, 5),
+        ([900, 901, 900, 901, 900], 0, 0),
+        ([900, 901, 900, 901, 900, 901], 0, 6),
+    ],
+)
+def test_after_which_token_an_answer_ends(answer: list[int], least: int, due: int) -> None:
+    assert reference().ended(answer, least, stops=True, repeats=True) == due
 
 
 TOKENS = st.deferred(lambda: st.lists(st.sampled_from(reference().TEXT), min_size=1, max_size=80))

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import vllm.plugins
+from vllm import sampling_params
 from vllm.config import KVEventsConfig
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.models import registry
@@ -30,7 +31,7 @@ from vllm.v1.structured_output.request import get_structured_output_key
 from .config import NoBoot, config_of
 from .executor import FakeExecutor
 from .kv_events import KVIndex
-from .reference import EOS, STOPS
+from .reference import EOS, REPETITION, STOPS
 
 _SCHEMA = (
     '{"type":"object","properties":{"n":{"type":"integer"},"ok":{"type":"boolean"}},'
@@ -204,11 +205,13 @@ def sampling(engine: Any, ask: Mapping[str, Any]) -> SamplingParams:
         max_tokens=ask["answer"],
         min_tokens=min(ask["least"], ask["answer"]),
         temperature=0.0,
-        ignore_eos=not (ask["eos"] or grammar),
+        ignore_eos=not (ask["eos"] > 0 or grammar),
         structured_outputs=StructuredOutputsParams(**GRAMMARS[grammar]) if grammar else None,
         stop_token_ids=list(STOPS) if ask["stops"] else None,
         extra_args={"kv_transfer_params": transfer} if transfer else None,
     )
+    if ask["eos"] < 0:
+        params.repetition_detection = sampling_params.RepetitionDetectionParams(**REPETITION)
     params.update_from_generation_config({}, EOS)
     if grammar:
         config, check = engine.vllm_config, params._validate_structured_outputs

@@ -21,7 +21,7 @@ from .config import NoBoot, pools_of, tiers_of
 from .engine_core import FAULTY, Matcher, Refused, boot, event_block_of, request_of, sampling
 from .executor import ModelRunnerError, Traits, key_of
 from .invariants import Broken, at_rest, books, tier_books
-from .reference import EOS, IMAGES, PLACEHOLDER, STOPS, TEXT, image, pick, states
+from .reference import IMAGES, PLACEHOLDER, TEXT, ended, image, pick, states
 
 _HAS_PAUSES = hasattr(interface, "PauseState")
 
@@ -485,8 +485,11 @@ class _Player:
                     f"{name}: {where} is {token}, the reference {right}",
                 )
                 return
-        if "stop" in end and answer[-1] != EOS and not (ask["stops"] and answer[-1] in STOPS):
+        due = ended(answer, ask["least"], stops=ask["stops"], repeats=ask["eos"] < 0)
+        if ("stop" in end or "repetition" in end) and due != len(answer):
             yield "wrong-end", f"{name}: stops at {answer[-1]}"
+        elif 0 < due < len(answer):
+            yield "wrong-end", f"{name}: goes on after token {due}, which ends it"
 
     def _named(self, invariant: str, name: str) -> str:
         """Return the invariant with the rule by which this request, or another, lost a state.

@@ -21,6 +21,8 @@ TEXT = range(16, 4000)
 """Tokens of prompts and of answers without a grammar."""
 STOPS = range(16, 76)
 """Stop token ids of requests that have some."""
+REPETITION = {"max_pattern_size": 2, "min_count": 3}
+"""vLLM's `repetition_detection` of requests that have it."""
 PLACEHOLDER = 5
 """Token of a prompt where an image is."""
 IMAGES = 1 << 16
@@ -162,16 +164,34 @@ def pick(state: Any, row: Any = None, eos: int = 0) -> int:
     """Return the token that the model gives for a state, also under a grammar's bitmask.
 
     row: bitmask of a grammar, or `endless`; None for none. eos: one state in so many ends the
-    answer; 0 for none. Return 0 if the bitmask allows no token.
+    answer; 0 for none; -N for one of N tokens. Return 0 if the bitmask allows no token.
     """
     number = int(state)
-    first = EOS if eos and (number >> 32) % eos == 0 else TEXT[number % len(TEXT)]
+    ends = eos > 0 and (number >> 32) % eos == 0
+    first = EOS if ends else TEXT[number % (len(TEXT) if eos >= 0 else -eos)]
     if row is None:
         return first
     allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
     if not len(allowed) or first in allowed:
         return first if len(allowed) else 0
     return int(allowed[np.argmax(_liking(state, allowed))])
+
+
+def ended(answer: list[int], least: int, *, stops: bool, repeats: bool) -> int:
+    """Return the number of tokens after which an answer must end by its tokens; 0 if by none.
+
+    least: fewest tokens of the answer. stops, repeats: the request has `STOPS`, and `REPETITION`.
+    """
+    size, count = REPETITION.values()
+    for number, token in enumerate(answer, 1):
+        again = any(
+            answer[number - period * count : number] == answer[number - period : number] * count
+            for period in range(1, size + 1)
+            if period * count <= number
+        )
+        if token == EOS or (stops and token in STOPS) or (repeats and again and number >= least):
+            return number
+    return 0
 
 
 def endless(size: int) -> Any:
