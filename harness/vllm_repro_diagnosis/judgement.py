@@ -698,9 +698,8 @@ def _death_at_start(case: _Case) -> Diagnosis | None:
             continue
         if _is_exit(raised):
             return None
-        by_http = (
-            bare_name(raised.links[0].exception) == "HTTPError"
-        )  # of a library, which explains
+        # a library says in its own words what the server refused
+        by_http = bare_name(raised.links[0].exception) == "HTTPError"
         last = Root(raised=raised.links[0] if raised.explicit and not by_http else raised)
         if "failed to be inspected" in last.message:
             last = _inspected(case, raised) or last
@@ -928,8 +927,9 @@ def _killed_or_ended(case: _Case) -> Diagnosis | None:
 
 
 _CRASHED = re.compile(
-    r"(?i)segfault|segmentation|SIG(?:SEGV|ABRT|BUS|ILL|FPE)|\babort|bus error|illegal instr|dumped"
-    r"|general protection|core-dump|\b13[24569]\b|signal\W{1,3}(?:[468]|11)\b"
+    r"(?i)segfault|segmentation|(?:SIG|/)(?:SEGV|ABRT|BUS|ILL|FPE)|\babort|bus error|illegal instr"
+    r"|dumped|general protection|core-dump|signal\W{1,3}(?:[468]|11)\b"
+    r"|(?:exit\w*|code|status)[\"' ]*[:=( ]{1,4}(?:13[24569]|-(?:[468]|11))\b"
 )
 """Words and exit codes of a process that ended itself by a fault in native code."""
 
