@@ -122,6 +122,8 @@ def run_pytest(
             # vLLM keeps there what it learns of a model by importing itself again
             "HOME": str(pytest_folder),
             "PYTHONPATH": f"{release.packages}:{pytest_folder}",
+            # other sessions of pytest remove the oldest folders of a root that they share
+            "PYTEST_DEBUG_TEMPROOT": f"{tests.parent}",
             **variables,
         },
         capture_output=True,
