@@ -79,7 +79,8 @@ _COLLECTED = re.compile(
     r"|Is debug build|NIC Legend|Vulnerability \w+|\[pip3\]|\[conda\])\b)"
 )
 _ENTRY = re.compile(
-    r"(?!(?:.*\s)?\W*(?:VLLM|NCCL|CUDA|LMCACHE|FLASHINFER|HF|NIXL|OMP|PYTORCH|RAY|TORCH|TRITON|UCX)_"
+    r"(?!(?:.*\s)?\W*"
+    r"(?:VLLM|NCCL|CUDA|LMCACHE|FLASHINFER|HF|NIXL|OMP|PYTORCH|RAY|TORCH|TRITON|UCX)_"
     r"(?!USAGE_SOURCE|VERSION|HOME|PATH|NVML_BASED|MODULE_LOADING|CUDA_ARCH_LIST)[A-Z0-9_]+=)"
     r"(?:[\w() #/\[\]*.-]{1,60}[:=\t]|\[(?:pip3|conda)\]|\s*(?:GPU|NIC|CPU)\d)"
 )
